@@ -34,6 +34,7 @@ from app.kernel.job import JobId, Kind
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
 TIMEOUT_S = 10.0
+CONNECTIONS, CONNECTION_AGE_S = 4, 60.0
 HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`
 HEAD_TIMEOUTS = 2  # the default is at least this many timeouts
 MAX_LETTERS = 1_000_000  # in `burst`; `share: 1` sets no limit at all
@@ -77,6 +78,17 @@ class Target(Model):
         max_length=100,
         description="By zone, where the receiver's instances in that zone are. Workers of that zone "
         "(`worker.zone` in switchyard.yaml) prefer them to the other instances of `address`.",
+    )
+    connections: Annotated[int, Strict(), Field(ge=1, le=16)] = added(
+        CONNECTIONS,
+        description="An address with one instance may be a load balancer's. Each worker has so many "
+        "connections for unary calls there, and so many streams, each with the receiver's whole window. "
+        "`transport: grpc` has one stream.",
+    )
+    max_connection_age: Annotated[Duration, duration_within(1, DAY_S)] = added(
+        CONNECTION_AGE_S,
+        description="After about this time each of the `connections` that has carried messages is replaced, "
+        "so that new instances behind a load balancer get their part.",
     )
 
 

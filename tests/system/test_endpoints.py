@@ -34,6 +34,8 @@ pytestmark = pytest.mark.system
 CONTRACTS = ["unary", "stream"]
 CLUSTER, GROUP = "east-aggregate", "billing"
 HOSTS = [f"127.0.0.{number}" for number in range(1, 7)]
+BALANCER = "127.0.0.7"
+AGE = {"max_connection_age": "2s"}  # only a load balancer's connections have it
 PARTITIONS, PER_PARTITION, KEYS = 4, 100.0, 25
 LATENCY_MS = 10
 TIMEOUT = "1s"
@@ -125,19 +127,23 @@ class ReceiverFleet:
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         self.instances: list[Instance] = []  # all that were ever started
         self.steps: list[Step] = []
+        self.balancer: Process | None = None
         asyncio.run(create_topic(self.bootstrap, topic, PARTITIONS))
         self.flow = Flow(self.bootstrap, {topic: PARTITIONS}, PER_PARTITION, keys=KEYS)
 
     def begin(self, *hosts: str) -> list[Instance]:
         """Starts an instance at each of these addresses; returns when they listen."""
         started = [self._start(host) for host in hosts]
+        self._wait_listens(*(instance.process for instance in started))
+        return started
+
+    def _wait_listens(self, *started: Process) -> None:
         wait_until(
-            lambda: all("listens on" in instance.process.log.read_text() for instance in started),
+            lambda: all("listens on" in process.log.read_text() for process in started),
             ENOUGH_S,
-            lambda: "\n".join(instance.process.tail() for instance in started),
+            lambda: "\n".join(process.tail() for process in started),
             0.02,
         )
-        return started
 
     def _start(self, host: str) -> Instance:
         name = f"receiver-{self.topic}-{len(self.instances)}"
@@ -151,10 +157,24 @@ class ReceiverFleet:
     def publish(self, *instances: Instance) -> None:
         self.stage.publish(self.name, [instance.host for instance in instances])
 
+    def balance(self, *instances: Instance) -> None:
+        """Has one load balancer lead to these instances from now on, and gives the name its address."""
+        file = self.stage.home / f"balanced-{self.topic}"
+        found = "".join(f"{instance.host}:{self.port}\n" for instance in instances)
+        beside = file.with_suffix(".new")
+        beside.write_text(found)
+        beside.replace(file)
+        if self.balancer is None:
+            command = [sys.executable, "-m", "tests.dispatch.push.load_balancer"]
+            command += [f"{BALANCER}:{self.port}", str(file)]
+            self.balancer = self.stage.start(f"balancer-{self.topic}", command)
+            self._wait_listens(self.balancer)
+            self.stage.publish(self.name, [BALANCER])
+
     def deploy(
         self, contract: str, zones: Mapping[str, str] | None = None, limit: int = MAX_IN_FLIGHT, **spec: Any
     ) -> None:
-        target = {"contract": contract, "timeout": TIMEOUT, "zones": zones or {}}
+        target = {"contract": contract, "timeout": TIMEOUT, "zones": zones or {}, **AGE}
         definition = workload(
             GROUP, self.topic, CLUSTER, f"{self.name}:{self.port}",
             target=target, flow={"max_inflight": limit}, **spec,
@@ -164,9 +184,10 @@ class ReceiverFleet:
     def end(self) -> None:
         """Deletes the workload, and kills the instances."""
         http("DELETE", f"{self.workers[0].url}/api/v1/workloads/{GROUP}/{self.topic}")
-        for instance in self.instances:
-            if instance.process.running:
-                instance.process.kill()
+        started = [instance.process for instance in self.instances]
+        for process in (*started, *([self.balancer] if self.balancer else [])):
+            if process.running:
+                process.kill()
 
     # -- traffic ---------------------------------------------------------------------------------
 
@@ -370,6 +391,49 @@ def test_drained_added_killed_frozen_and_removed_instances_lose_no_message_and_o
     longest_ms = fleet.longest_pause_ms(entries)
     assert fleet.unexplained(entries, faults) == []
     assert len(repeated) <= len(faults) * MAX_IN_FLIGHT
+    assert longest_ms < MAX_PAUSE_MS
+
+
+@pytest.mark.deep(minutes=0.5)
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_instances_behind_a_load_balancer_come_and_go_and_no_message_is_lost(
+    fleet: ReceiverFleet, contract: str
+) -> None:
+    first, second, third = fleet.instances
+    fleet.balance(first, second, third)
+    fleet.deploy(contract)
+    with fleet.flow:
+        for instance in fleet.instances:
+            fleet.wait_share(instance)
+        with fleet.step("a fourth is added"):
+            (fourth,) = fleet.begin(HOSTS[3])
+            fleet.balance(first, second, third, fourth)
+            fleet.wait_share(fourth)
+        with fleet.step("one reports NOT_SERVING"):
+            first.process.signal(signal.SIGUSR1)
+            fleet.window()
+        with fleet.step("it is removed"):
+            fleet.balance(second, third, fourth)
+            fleet.wait_without(first, [second, third, fourth])
+        with fleet.step("one is killed") as kill:
+            second.process.kill()
+            fleet.window()
+            fleet.balance(third, fourth)
+            fleet.wait_delivered({*fleet.flow.sent})
+            fleet.wait_without(second, [third, fourth])
+        with fleet.step("it is started again"):
+            (successor,) = fleet.begin(second.host)
+            fleet.balance(third, fourth, successor)
+            fleet.wait_share(successor)
+    entries = fleet.settle()
+    repeated = repetitions(entries)
+    print_line(
+        f"{len(fleet.flow.sent):,} messages, lost 0, {len(repeated)} twice, "
+        f"attempts {Counter(one.attempt for one in entries)}, {fleet.counts()}"
+    )
+    longest_ms = fleet.longest_pause_ms(entries)
+    assert fleet.unexplained(entries, [Fault(second, kill.from_ms, kill.to_ms)]) == []
+    assert len(repeated) <= MAX_IN_FLIGHT
     assert longest_ms < MAX_PAUSE_MS
 
 

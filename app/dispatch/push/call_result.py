@@ -23,7 +23,6 @@ class CallResult:
         details: The receiver's status message, bounded.
         answer_too_large: The answer exceeds the limit. Whether the receiver took the message is not known.
         action: The trailer `kafka-action`, if there was one.
-        latency_s: From `call` to the answer.
         loss: With UNAVAILABLE, what became of the receiver.
         too_large: The receiver, or a proxy on the way, refused the message for its size.
         is_planned_end: The receiver ended the connection on purpose, and the call was lost with it.
@@ -32,7 +31,7 @@ class CallResult:
     """
 
     __slots__ = (
-        "action", "answer_too_large", "code", "details", "is_planned_end", "latency_s", "local_error", "loss",
+        "action", "answer_too_large", "code", "details", "is_planned_end", "local_error", "loss",
         "retry_after_s", "too_large",
     )  # fmt: skip
 
@@ -41,7 +40,6 @@ class CallResult:
         code: int,
         details: str = "",
         action: str | None = None,
-        latency_s: float = 0.0,
         *,
         local_error: str | None = None,
         retry_after_s: float | None = None,
@@ -50,7 +48,6 @@ class CallResult:
         self.code = code
         self.details = details[:MAX_DETAIL_CHARS]
         self.action = action
-        self.latency_s = latency_s
         self.too_large = code != OK and action is None and size_refusal(code, details) is not None
         self.answer_too_large = is_about_answer(code, details)
         self.is_planned_end = False
@@ -75,7 +72,6 @@ def read_result(
     code: int,
     details: str,
     trailers: Iterable[tuple[str, str | bytes]],
-    latency_s: float,
     loss: Loss | None = None,
 ) -> CallResult:
     """How a unary call ended, by its status and the receiver's wishes in its trailers."""
@@ -87,4 +83,4 @@ def read_result(
             after_s = int(value) / 1000 if str(value).isdecimal() and len(value) < MAX_DIGITS else None
     if away := why_no_receiver(details):
         code, details, loss = UNAVAILABLE, away, None
-    return CallResult(code, details, action, latency_s, retry_after_s=after_s, loss=loss)
+    return CallResult(code, details, action, retry_after_s=after_s, loss=loss)

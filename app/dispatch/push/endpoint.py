@@ -75,7 +75,7 @@ class EndpointClients(Protocol):
 
     def stream(
         self, workload: Workload, place: Place, on_room: Callable[[], None],
-        on_lost: Callable[[CallResult], None],
+        on_lost: Callable[[CallResult, bool], None],
     ) -> StreamTarget: ...  # fmt: skip
 
     def health(self, workload: Workload, place: Place) -> HealthClient: ...
@@ -137,20 +137,18 @@ class Endpoint:
         if self._stream is not None:
             self._stream.announce_role(role)
 
-    def guard(self, may_send: Callable[[], bool]) -> None:
-        """Messages that wait for the stream's credit go only while `may_send` is true."""
-        if self._stream is not None:
-            self._stream.may_send = may_send
+    def stay(self, may_send: Callable[[], bool]) -> None:
+        """Its name has it. Messages that wait for the stream's credit go only while `may_send` is true."""
+        self._set_leaving(False, may_send)
 
     def leave(self) -> None:
         """Gets no more messages (rule 5); those that wait for credit come back."""
-        self.is_leaving = True
-        self.guard(lambda: False)
+        self._set_leaving(True, lambda: False)
 
-    def stay(self, may_send: Callable[[], bool]) -> None:
-        """Its name has it again."""
-        self.is_leaving = False
-        self.guard(may_send)
+    def _set_leaving(self, is_leaving: bool, may_send: Callable[[], bool]) -> None:
+        self.is_leaving = is_leaving
+        if self._stream is not None:
+            self._stream.may_send = may_send
 
     def eject(self, why: str, now_s: float) -> None:
         """Sends it nothing for some time (rule 6)."""
@@ -255,7 +253,7 @@ class Endpoint:
             ceiling=0 if adaptive is None else adaptive.maximum,
             phase="" if adaptive is None else str(adaptive.phase),
             in_flight=self.in_flight,
-            credit=-1 if stream is None else stream.room,
+            credit=-1 if stream is None else stream.credit,
             timeout_ms=round(self.timeout_s * 1000),
             base_timeout_ms=0 if self.timeout_s == self.timeout.base_s else round(self.timeout.base_s * 1000),
             health="" if self.health.heard is None else str(self.health.heard),
@@ -288,8 +286,7 @@ class Endpoint:
         """
         before = self.in_flight
         self.in_flight -= count
-        if result.local_error is not None or result.too_large or result.is_planned_end:
-            # This says something about the message at most, and nothing about the endpoint.
+        if self._tells_nothing(result):
             self.breaker.forgo(now_s)
             return
         code = result.code
@@ -316,13 +313,18 @@ class Endpoint:
         if code != CANCELLED:
             self.standing.add(count, latency_s, failed=failed)
 
-    def _on_stream_end(self, result: CallResult) -> None:
-        """The stream ended, or could not be opened."""
+    def _tells_nothing(self, result: CallResult) -> bool:
+        """Whether this is about the message, or about one of several streams, and not about the endpoint."""
+        is_one = result.loss is not None and self._stream is not None and self._stream.is_up
+        return is_one or result.local_error is not None or result.too_large or result.is_planned_end
+
+    def _on_stream_end(self, result: CallResult, is_whole: bool) -> None:
+        """A stream ended, or could not be opened; `is_whole`: so have all, since one was up."""
         now_s = self._clock()
         stream = self._stream
         if result.answer_too_large:
             self._on_unread(result.details)
-        if stream is not None and self._uses_stream(stream) and not result.is_planned_end:
+        if stream is not None and self._uses_stream(stream) and is_whole and not result.is_planned_end:
             lost = result.code in FAILURES or result.code == CANCELLED
             code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)
             self.breaker.on_result(code, now_s, now_s)

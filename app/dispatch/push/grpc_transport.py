@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -236,7 +235,6 @@ class GrpcHealthClient:
 
 
 async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> CallResult:
-    started_s = time.monotonic()
     details = ""
     try:
         call = method(value, metadata=metadata, timeout=timeout_s)
@@ -247,11 +245,10 @@ async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> 
         details = error.details() or ""
     except Exception as error:  # noqa: BLE001 - gRPC raises various errors for bad data
         return CallResult.local(f"gRPC refuses the message: {type(error).__name__}; check its headers")
-    latency_s = time.monotonic() - started_s
     if code == RESOURCE_EXHAUSTED and not details and _size(metadata) > MIN_METADATA_LIMIT_BYTES:
         # C core lists the names of the metadata that it refuses, but drops the list if that is long itself.
         details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
-    return read_result(code, details, trailers or (), latency_s)
+    return read_result(code, details, trailers or ())
 
 
 def _size(metadata: Pairs) -> int:

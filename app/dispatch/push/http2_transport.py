@@ -37,8 +37,6 @@ from app.kernel.grpc_status import OK, UNAVAILABLE
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-VIRTUAL_CHANNELS = 4  # to an address that may be a load balancer's, for unary calls
-MAX_AGE_S = 60.0  # of these connections: until a new server behind it has its part of the messages
 # Beside the status and the receiver's wishes, trailers may have a stack trace.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
@@ -57,13 +55,16 @@ class Server:
     Attributes:
         authority: The name that calls are made to.
         proxy: An HTTP proxy on the way.
-        is_virtual: There may be many servers behind the address.
+        connections: How many there are for unary calls, and how many for streams. There may be several
+            servers behind the address.
+        max_age_s: Each connection is replaced after about this time; 0: never.
     """
 
     address: Address
     authority: str
     proxy: Proxy | None = None
-    is_virtual: bool = False
+    connections: int = 1
+    max_age_s: float = 0.0
 
     def channel(self, max_message_bytes: int) -> Channel:
         limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
@@ -78,8 +79,7 @@ class Http2UnaryTarget:
 
     def __init__(self, server: Server, method: str) -> None:
         self._method = method
-        count, age_s = (VIRTUAL_CHANNELS, MAX_AGE_S) if server.is_virtual else (1, 0.0)
-        self._pool = Pool(lambda: server.channel(MAX_UNARY_BYTES), count, age_s)
+        self._pool = Pool(lambda: server.channel(MAX_UNARY_BYTES), server.connections, server.max_age_s)
         self._fields: dict[SharedMetadata, Fields] = {}
 
     def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
@@ -88,10 +88,9 @@ class Http2UnaryTarget:
         fields = self._fields.get(shared) or self._remember(shared)
         if value is None:
             own = [*own, VALUE_NULL]
-        started_s = time.monotonic()
 
         def end(call: calls.UnaryCall) -> None:
-            done(_unary_result(call, time.monotonic() - started_s))
+            done(_unary_result(call))
 
         return _Handle(self._pool.pick().unary(fields, value or b"", own, timeout_s, end))
 
@@ -196,14 +195,41 @@ class Http2StreamCall:
 
 
 class Http2HealthClient:
-    """Checks an endpoint over a connection of its own: others may be busy."""
+    """Checks an endpoint over a connection of its own: others may be busy.
+
+    Of servers behind a load balancer only one is asked. If that is not well, others may be: they are asked
+    over other connections. While none is well, one is asked each time.
+    """
 
     def __init__(self, server: Server) -> None:
+        self._server = server
+        self._last = ReceiverHealth.SERVING
         self._channel = server.channel(MAX_HEALTH_BYTES)
         self._fields = self._channel.method(METHOD)
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """See `HealthClient.check`."""
+        until_s = time.monotonic() + timeout_s
+        found, was_held = ReceiverHealth.UNREACHABLE, self._last.holds
+        for _ in range(1 if self._last is found else self._server.connections):
+            health = await self._check(service, until_s - time.monotonic())
+            is_reached = health is not ReceiverHealth.UNREACHABLE
+            found = health if is_reached else found
+            if is_reached and not health.holds:
+                break
+            if self._server.connections > 1:
+                await self._renew()
+            if (health.holds and was_held) or time.monotonic() >= until_s:
+                break
+        self._last = found
+        return found
+
+    async def _renew(self) -> None:
+        """Has the next check go over another connection."""
+        former, self._channel = self._channel, self._server.channel(MAX_HEALTH_BYTES)
+        await former.close()
+
+    async def _check(self, service: str, timeout_s: float) -> ReceiverHealth:
         ended: asyncio.Future[calls.UnaryCall] = asyncio.get_running_loop().create_future()
 
         def end(call: calls.UnaryCall) -> None:
@@ -228,14 +254,14 @@ def proxy_to(place: Address) -> Proxy | None:
         return None
 
 
-def _unary_result(call: calls.UnaryCall, latency_s: float) -> CallResult:
+def _unary_result(call: calls.UnaryCall) -> CallResult:
     trailers = call.trailers
     if call.code is StatusCode.OK and not any(name.startswith(b"kafka-") for name, _ in trailers):
-        return CallResult(OK, latency_s=latency_s)
+        return CallResult(OK)
     code, details, loss = _outcome(call)
     if call.answer is None and ACCEPTED in trailers:  # an answer without a message is an answer, too
         code, details = OK, ""
-    result = read_result(code, details, read_metadata(trailers), latency_s, loss)
+    result = read_result(code, details, read_metadata(trailers), loss)
     return _with_facts(result, call)
 
 

@@ -159,7 +159,7 @@ class Receiver:
             self.unread.record,
         )  # fmt: skip
         endpoint.announce_role(self._role)
-        endpoint.guard(self._may_send)
+        endpoint.stay(self._may_send)
         return endpoint
 
     def _fixed_limit(self) -> int:

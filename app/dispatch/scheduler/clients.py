@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from app.dispatch.definition import Workload
 from app.dispatch.push.call_result import CallResult
@@ -18,7 +19,7 @@ from app.dispatch.push.http2_transport import (
     proxy_to,
 )
 from app.dispatch.push.receiver import Follow
-from app.dispatch.push.stream.client import METHOD, StreamTarget
+from app.dispatch.push.stream.client import METHOD, Sender, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.address import Address, Proxy
 from app.grpc_client.resolver import Resolver
@@ -51,22 +52,23 @@ class TargetClients:
         workload: Workload,
         place: Place,
         on_room: Callable[[], None],
-        on_lost: Callable[[CallResult], None],
+        on_lost: Callable[[CallResult, bool], None],
     ) -> StreamTarget:
         server = _server(workload, place)
-        channel: StreamChannel
-        if server is None:
-            channel = GrpcStreamChannel(place.name, METHOD)
-        else:
-            channel = Http2StreamChannel(server, METHOD)
+
+        def open_channel() -> StreamChannel:
+            if server is None:
+                return GrpcStreamChannel(place.name, METHOD)
+            return Http2StreamChannel(server, METHOD)
+
         return StreamTarget(
-            channel,
-            group=workload.metadata.group,
-            topic=workload.metadata.topic,
-            worker=self._worker,
+            open_channel,
+            Sender(workload.metadata.group, workload.metadata.topic, self._worker),
             timeout_s=workload.spec.target.timeout,
             on_room=on_room,
             on_lost=on_lost,
+            streams=1 if server is None else server.connections,
+            max_age_s=0.0 if server is None else server.max_age_s,
         )
 
     def health(self, workload: Workload, place: Place) -> HealthClient:
@@ -153,7 +155,11 @@ def _server(workload: Workload, place: Place) -> Server | None:
     if target is None:
         return None
     address = Address.parse(place.name)
-    return Server(address, target.authority, _proxy(target), is_virtual=place.is_alone)
+    server = Server(address, target.authority, _proxy(target))
+    if not place.is_alone:
+        return server
+    spec = workload.spec.target
+    return replace(server, connections=spec.connections, max_age_s=spec.max_connection_age)
 
 
 def _proxy(target: Target) -> Proxy | None:

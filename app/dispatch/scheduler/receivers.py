@@ -175,7 +175,8 @@ class Receivers:
 def _connection_key(workload: Workload) -> tuple[object, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
-    return target.address, target.contract, target.transport, target.zones, workload.method()
+    connections = target.transport, target.connections, target.max_connection_age
+    return target.address, target.zones, connections, target.contract, workload.method()
 
 
 def _fallbacks(workload: Workload) -> Fallbacks:

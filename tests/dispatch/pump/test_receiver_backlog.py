@@ -21,7 +21,8 @@ from switchyard.receiver import Message
 from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, Row, dispatch_rig
 
 LARGE = 100_000
-LIMITS = {"window_bytes": 350_000}  # the window takes three of them
+LIMITS = {"window_bytes": 350_000}  # the window of a stream takes three of them
+ONE_STREAM = {"contract": "stream", "connections": 1}
 
 
 class Adder:
@@ -85,7 +86,7 @@ async def short_of_credit(
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream"}) as rig:
+    async with dispatch_rig(wait, chain, LIMITS, target=ONE_STREAM) as rig:
         pump = rig.pump()
         rig.feed(pump, large(count))
         await rig.until(lambda: len(rig.seen) == 3 and waiting(rig) > 0)
@@ -132,7 +133,7 @@ async def test_pauses_take_back_messages_that_wait_for_credit_and_another_partit
         if message.partition == 0:
             await gate.wait()
 
-    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream", "timeout": "1h"}) as rig:
+    async with dispatch_rig(wait, chain, LIMITS, target={**ONE_STREAM, "timeout": "1h"}) as rig:
         pump, sibling = rig.pump(0), rig.pump(1)
         for again in (4, 3, 2, 1, 0):  # more often than a message is tried in memory
             if not rig.seen:
@@ -163,7 +164,7 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
     async def take(_: Message) -> None:
         await asyncio.sleep(0.001)
 
-    async with dispatch_rig(take, limits=LIMITS, target={"contract": "stream"}, ordering=ordering) as rig:
+    async with dispatch_rig(take, limits=LIMITS, target=ONE_STREAM, ordering=ordering) as rig:
         pump, rows = rig.pump(), large(120, keys=12)
         rig.feed(pump, rows)
         for step in range(1, 12):

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from app.dispatch.definition import CONNECTION_AGE_S, CONNECTIONS
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcUnaryTarget
 from app.dispatch.push.health import HEALTH_CHECK_TIMEOUT_S, ReceiverHealth
@@ -44,14 +45,14 @@ def unary_target(address: str, method: str = METHOD) -> UnaryTarget:
     """A client by the transport that the test is about."""
     if chosen["transport"] == "grpc":
         return GrpcUnaryTarget(address, method)
-    return Http2UnaryTarget(_server(address), method)
+    return Http2UnaryTarget(server_at(address), method)
 
 
 def stream_channel(address: str, method: str) -> StreamChannel:
     """Streams by the transport that the test is about."""
     if chosen["transport"] == "grpc":
         return GrpcStreamChannel(address, method)
-    return Http2StreamChannel(_server(address), method)
+    return Http2StreamChannel(server_at(address), method)
 
 
 async def check_health(
@@ -59,16 +60,17 @@ async def check_health(
 ) -> ReceiverHealth:
     """The health of `service` at `address`, asked for once by the transport that the test is about."""
     is_grpc = chosen["transport"] == "grpc"
-    client = GrpcHealthClient(address) if is_grpc else Http2HealthClient(_server(address))
+    client = GrpcHealthClient(address) if is_grpc else Http2HealthClient(server_at(address))
     try:
         return await client.check(service, timeout_s)
     finally:
         await client.close()
 
 
-def _server(address: str) -> Server:
+def server_at(address: str) -> Server:
+    """The server at this address, which may be a load balancer's."""
     place = Address.parse(address)
-    return Server(place, place.authority, proxy_to(place), is_virtual=True)
+    return Server(place, place.authority, proxy_to(place), CONNECTIONS, CONNECTION_AGE_S)
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

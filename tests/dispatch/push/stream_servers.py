@@ -13,8 +13,9 @@ import grpc
 from grpc import aio
 
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.stream.client import METHOD, StreamTarget
+from app.dispatch.push.stream.client import METHOD, Sender, StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
+from app.dispatch.push.transport import StreamCall
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen, stream_channel
 
@@ -86,8 +87,24 @@ async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1
     return await listen(METHOD, grpc.stream_stream_rpc_method_handler(behave), port, max_bytes)
 
 
+class CountedChannel:
+    """A channel for streams, which counts those of its kind that are open."""
+
+    def __init__(self, port: int, opened: list[CountedChannel]) -> None:
+        self._channel = stream_channel(f"127.0.0.1:{port}", METHOD)
+        self._opened = opened
+        opened.append(self)
+
+    def open(self) -> StreamCall:
+        return self._channel.open()
+
+    async def close(self) -> None:
+        self._opened.remove(self)
+        await self._channel.close()
+
+
 class RecordingSender:
-    """A target, and everything that it reported."""
+    """A target, and everything that it reported. `channels` are open."""
 
     def __init__(
         self,
@@ -96,18 +113,26 @@ class RecordingSender:
         *,
         timeout_s: float = ENOUGH_S,
         streams: int = 1,
+        max_age_s: float = 0.0,
     ) -> None:
         self.place = place or ReceiverAddress(start_stream_server)
         self.reported: Counter[tuple[int, int]] = Counter()  # by batch and index
         self.results: dict[tuple[int, int], CallResult] = {}
         self.lost: list[CallResult] = []
+        self.away = 0  # how often all streams were lost
         self.expected = 0
         self.batches: list[OutBatch] = []
+        self.channels: list[CountedChannel] = []
         self.target = StreamTarget(
-            stream_channel(f"127.0.0.1:{port}", METHOD),
-            group="billing", topic="orders", worker="w", timeout_s=timeout_s,
-            on_room=lambda: None, on_lost=self.lost.append, streams=streams,
+            lambda: CountedChannel(port, self.channels),
+            Sender("billing", "orders", "w"), timeout_s=timeout_s,
+            on_room=lambda: None, on_lost=self._on_lost, streams=streams,
+            max_age_s=max_age_s,
         )  # fmt: skip
+
+    def _on_lost(self, result: CallResult, is_whole: bool) -> None:
+        self.lost.append(result)
+        self.away += is_whole
 
     def send(self, records: list[StreamRecord], **fields: Any) -> OutBatch:
         """Sends one batch."""
@@ -169,14 +194,15 @@ async def hold(_: ReceiverStream) -> None:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
+    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, **streams: Any
 ) -> AsyncIterator[RecordingSender]:
-    """A sender to a server that runs `script`."""
+    """A sender to a server that runs `script`. `streams`: see `RecordingSender`."""
     place = ReceiverAddress(start_stream_server, max_bytes=max_bytes)
     await place.begin(script)
-    sender = RecordingSender(place.port, place, timeout_s=timeout_s, streams=streams)
+    sender = RecordingSender(place.port, place, timeout_s=timeout_s, **streams)
     try:
         yield sender
     finally:
         await sender.target.close()
         await place.end()
+        assert sender.channels == []

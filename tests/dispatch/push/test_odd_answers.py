@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.dispatch.push.http2_transport import VIRTUAL_CHANNELS
+from app.dispatch.definition import CONNECTIONS
 from app.grpc_client import frames
 from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from tests.dispatch.push.grpc_servers import CountingCaller, unary_target
@@ -39,7 +39,7 @@ async def test_a_call_that_is_reset_as_too_much_at_once_does_not_count_as_too_la
             code = frames.ErrorCode.ENHANCE_YOUR_CALM.to_bytes(4, "big")
             wire.send(frames.frame(frames.RST_STREAM, 0, stream_id, code))
 
-    async with serving(*[calm] * VIRTUAL_CHANNELS) as server:
+    async with serving(*[calm] * CONNECTIONS) as server:
         call = CountingCaller(unary_target(f"127.0.0.1:{server.port}"))
         result = await call(b"v")
         await call.target.close()

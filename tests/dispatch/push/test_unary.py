@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -41,7 +42,6 @@ async def test_the_body_arrives_byte_by_byte_and_no_value_as_an_empty_one() -> N
 
     assert bodies == [bytes(range(256)), b"", b""]
     assert [result.code for result in results] == [0, 0, 0]
-    assert all(result.latency_s > 0 for result in results)
 
 
 @pytest.mark.parametrize("action", ["Retry", "Stash", "Skip", "Nonsense"])
@@ -95,11 +95,12 @@ async def test_a_receiver_that_takes_too_long_ends_at_the_deadline() -> None:
         return b""
 
     async with serving(sleep) as call:
+        began_s = time.monotonic()
         result = await call(timeout_s=2.0)
 
     assert result.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     assert started.is_set()
-    assert result.latency_s >= 1.6
+    assert time.monotonic() - began_s >= 1.6
 
 
 async def test_a_canceled_call_is_answered_once_as_canceled_and_the_receiver_notices() -> None:

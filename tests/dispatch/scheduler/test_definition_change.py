@@ -37,7 +37,8 @@ async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_t
         if not is_back:
             await asyncio.sleep(3_600)
 
-    async with dispatch_rig(hang_at_first, target={"contract": contract}, flow=FLOW) as rig:
+    target = {"contract": contract, "connections": 1}  # all messages are lost at once
+    async with dispatch_rig(hang_at_first, target=target, flow=FLOW) as rig:
         pump, queues = rig.pump(), rig.queues
         rig.feed(pump, numbers(1, 99))
         await rig.until(lambda: len(rig.seen) == 1)

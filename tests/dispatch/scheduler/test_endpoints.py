@@ -7,18 +7,18 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 from app.dispatch.model import outlier_detection
-from app.dispatch.push import http2_transport
 from app.dispatch.push.endpoint import Endpoint, Place
 from app.dispatch.push.receiver import MAX_SHOWN_ENDPOINTS
 from switchyard.receiver import Message, Receiver
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
+from tests.dispatch.push.load_balancer import balancing
 
 CONTRACTS = ["unary", "stream"]
 PAUSE_S = 0.002
@@ -67,39 +67,6 @@ class Fleet:
 
     def values(self) -> Counter[bytes | None]:
         return Counter(message.value for seen in self.seen for message in seen)
-
-
-class LoadBalancer:
-    """Leads each connection to the next of `ports`, as a virtual IP address does."""
-
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
-        self.led: Counter[int] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = min(self.ports, key=lambda one: self.led[one])
-        self.led[port] += 1
-        answers, requests = await asyncio.open_connection("127.0.0.1", port)
-        for source, target in ((reader, requests), (answers, writer)):
-            task = asyncio.ensure_future(self._pipe(source, target))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pipe(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await source.read(65_536):
-                target.write(data)
-                await target.drain()
-        target.close()
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._lead, "127.0.0.1")
-        async with server:
-            yield server.sockets[0].getsockname()[1]
-            for task in [*self._tasks]:
-                task.cancel()
 
 
 @asynccontextmanager
@@ -383,17 +350,18 @@ async def test_the_last_endpoint_that_is_left_gets_everything_although_it_was_ej
         assert set(made.values()) == {value for _, value in numbers(at + 200)}
 
 
-async def test_a_new_instance_behind_a_load_balancer_gets_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_new_instance_behind_a_load_balancer_gets_messages(contract: str) -> None:
     if {place[0] for *_, place in socket.getaddrinfo("localhost", 1)} != {"127.0.0.1"}:
         pytest.skip("localhost has several addresses here, and so it is no load balancer's")
-    monkeypatch.setattr(http2_transport, "MAX_AGE_S", 0.3)
     async with dispatch_rig(lambda _: None) as rig:
         made, at = Fleet(rig), 0
         await made.start(3)
-        ports = [receiver.port for receiver in made.receivers]
-        balancer = LoadBalancer(ports[:2])
-        async with balancer.serving() as port:
-            rig.run(target={"address": f"localhost:{port}"}, flow={"max_inflight": 60})
+        receivers = made.addresses[:2]
+        async with balancing(lambda: receivers) as balancer:
+            address = f"localhost:{balancer.port}"
+            target = {"address": address, "contract": contract, "max_connection_age": "1s"}
+            rig.run(target=target, flow={"max_inflight": 60})
             pump = rig.pump()
 
             async def feed_until(condition: Callable[[], bool]) -> None:
@@ -404,11 +372,36 @@ async def test_a_new_instance_behind_a_load_balancer_gets_messages(monkeypatch: 
                     await rig.idle()
 
             await feed_until(lambda: made.counts[0] > 100 and made.counts[1] > 100)
-            balancer.ports = ports
+            receivers.append(made.addresses[2])
             await feed_until(lambda: made.counts[2] > 300)
             assert made.values() == {value: 1 for _, value in numbers(at)}
             assert {message.attempt for seen in made.seen for message in seen} == {1}
             assert rig.endpoint.breaker.closed
+
+
+async def test_one_of_several_streams_that_is_lost_opens_no_breaker() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        made = Fleet(rig)
+        await made.start(4)
+        made.pauses = dict.fromkeys(range(4), 1.0)
+        async with balancing(lambda: made.addresses) as balancer:
+            target = {"address": f"127.0.0.1:{balancer.port}", "contract": "stream", "connections": 8}
+            rig.run(target=target, flow={"max_inflight": 64})
+            pump = rig.pump()
+            fed = 0
+            while fed < 60:  # each is a call of its own, and each stream has several
+                rig.feed(pump, numbers(1, fed))
+                fed += 1
+                await asyncio.sleep(PAUSE_S)
+            await rig.until(lambda: made.counts[0] >= 3)
+            (endpoint,) = rig.main.endpoints
+            closed_at_s = endpoint.breaker.closed_at_s
+            balancer.cut(made.addresses[0])
+            await rig.idle()
+            assert len(made.begun) > fed, "messages were lost with the stream, and came again"
+            assert made.values().keys() == {value for _, value in numbers(fed)}
+            assert endpoint.breaker.closed
+            assert endpoint.breaker.closed_at_s == closed_at_s
 
 
 async def test_a_lost_endpoint_has_its_name_looked_up_at_once() -> None:

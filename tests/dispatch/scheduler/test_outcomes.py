@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from app.dispatch.definition import CONNECTIONS
 from app.dispatch.model.outcome import Action, DeliveryDecision
-from app.dispatch.push.http2_transport import VIRTUAL_CHANNELS
 from switchyard.receiver import Message, Retry, Skip, Stash
 from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, dispatch_rig, numbers
 
@@ -71,7 +71,7 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
         assert not rig.copied.records
         # Those that it had when it stopped come again; as the first attempt if it had said that it was going.
         assert set(attempts) <= {1, 2}
-        assert attempts[2] <= VIRTUAL_CHANNELS * 50
+        assert attempts[2] <= CONNECTIONS * 50
 
 
 @pytest.mark.parametrize("lapses", [False, True])

@@ -1,7 +1,6 @@
-"""The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target per workload and worker.
+"""The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target per endpoint of a workload.
 
-    channel = Http2StreamChannel("dns:///billing:443", METHOD)
-    target = StreamTarget(channel, group="billing", topic="orders", worker="w1", timeout_s=10,
+    target = StreamTarget(open_channel, Sender("billing", "orders", "w1"), timeout_s=10,
                           on_room=runtime.send, on_lost=runtime.stream_lost)
     if target.room >= len(records):
         target.send(OutBatch("orders", 3, records, 0, 1, on_results))
@@ -24,17 +23,24 @@ protobuf. `OutBatch.on_results` reports each message given to `send` once:
 If the receiver lacks the method, `supported` becomes False and the messages end as UNAVAILABLE. Under the
 contract `auto` the caller then delivers by unary calls. An ingress may give the same answer during a
 roll-out, so the stream is opened again from time to time. No message waits for that.
+
+Behind a load balancer there are several streams, each over a connection that leads to some receiver. They are
+one endpoint, which is away when all are. A batch goes over the stream with the most room. `replacement` ends
+them in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.link import StreamLink
+from app.dispatch.push.stream.replacement import Replacement
 from app.dispatch.push.transport import StreamChannel
 from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
 from switchyard.v1.receiver_pb2 import Open, Role
@@ -44,61 +50,92 @@ RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between attempts at a receiver that lac
 MAX_TIMEOUT_MS = (1 << 32) - 1
 
 
+class Sender(NamedTuple):
+    """The workload whose messages a stream carries, and the worker that sends them."""
+
+    group: str
+    topic: str
+    worker: str
+
+
 class StreamTarget:
-    """The streams of one workload to one receiver.
+    """The streams of one workload to one endpoint.
+
+    Args:
+        open_channel: Makes the connection of one stream.
+        streams: How many there are.
+        max_age_s: After about this time each of them that carries messages is replaced; 0: never.
 
     Attributes:
-        supported: Whether the receiver has the method, by its last answer; None: not known yet.
+        supported: Whether the receiver has the method, by its last answer; None: not known yet. While any
+            stream is up, it has.
         retry_s: How long after a refusal the stream is opened again. Doubles with each refusal in a row.
         timeout_s: For batches that are sent without a timeout of their own.
         may_send: Whether anything may be sent now; called before each request. While it is False, waiting
             messages end as `UNSENT`.
         on_room: Is called, from the event loop, when `room` may have grown or a stream is up.
-        on_lost: Is called with the result when a stream ended unasked, or could not be opened.
+        on_lost: Is called with the result when a stream ended unasked, or could not be opened; with True if
+            this has happened to all streams since one was up.
     """
 
     def __init__(
         self,
-        channel: StreamChannel,
+        open_channel: Callable[[], StreamChannel],
+        sender: Sender,
         *,
-        group: str,
-        topic: str,
-        worker: str,
         timeout_s: float,
         on_room: Callable[[], None],
-        on_lost: Callable[[CallResult], None],
+        on_lost: Callable[[CallResult, bool], None],
         streams: int = 1,
+        max_age_s: float = 0.0,
     ) -> None:
         self.supported: bool | None = None
         self.timeout_s = timeout_s
         self.may_send: Callable[[], bool] = lambda: True
         self.on_room = on_room
         self.on_lost = on_lost
-        self._identity = (group, topic, worker)
-        self._channel = channel
+        self._sender = sender
+        self._open_channel = open_channel
         self._role: Role | None = None
-        self._links = [
-            StreamLink(
-                channel.open,
-                self._open_message,
-                self._on_link_room,
-                self._on_stream_lost,
-                lambda: self._role,
-                self._link_may_send,
-            )
-            for _ in range(streams)
-        ]
+        self._lost: set[StreamLink] = set()  # since one was up
+        self._max_request = 0  # what receivers have taught all streams
+        self._links = [self._link() for _ in range(streams)]
+        self._replacement = Replacement(self._links, self._link, self._may_send_now, max_age_s)
         self._draining = False
         self.retry_s = RETRY_MIN_S
         self._retry: asyncio.TimerHandle | None = None
+
+    def _link(self) -> StreamLink:
+        link = StreamLink(
+            self._open_channel,
+            self._open_message,
+            lambda: self._on_link_room(link),
+            lambda result, accepted: self._on_link_lost(link, result, accepted),
+            lambda: self._role,
+            self._may_send_now,
+        )
+        link.max_request = self._max_request
+        return link
+
+    def _may_send_now(self) -> bool:
+        return self.may_send()
 
     def announce_role(self, role: SenderRole | None) -> None:
         """Sends the role now, and first in every new stream; None: the workload has one region."""
         wire_role = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
         if wire_role != self._role:
             self._role = wire_role
-            for link in self._links:
+            for link in self._all():
                 link.announce_role()
+
+    def _all(self) -> list[StreamLink]:
+        beside = self._replacement.beside
+        return [*self._links, *beside] if beside else self._links
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any stream is up that takes messages."""
+        return any(link.up for link in self._links)
 
     @property
     def room(self) -> int:
@@ -108,8 +145,13 @@ class StreamTarget:
         return max(link.room for link in self._links)
 
     @property
+    def credit(self) -> int:
+        """How many messages all streams together would send at once."""
+        return sum(link.room for link in self._links)
+
+    @property
     def in_flight(self) -> int:
-        return sum(link.load[1] for link in self._links)
+        return sum(link.load[1] for link in self._all())
 
     def connect(self) -> None:
         """Opens every stream that is down, after a backoff of a second at most."""
@@ -129,54 +171,74 @@ class StreamTarget:
             return
         self.connect()
         links = self._links
-        link = links[0] if len(links) == 1 else max(links, key=lambda each: (each.room, -sum(each.load)))
+        link = links[0] if len(links) == 1 else max(links, key=_preference)
         link.queue(batch, self.timeout_s if timeout_s is None else timeout_s)
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> None:
         """Gives up the indexes [start, end) that have no result; they end as CANCELLED."""
-        for link in self._links:
+        for link in self._all():
             if link.cancel(batch, start, end):
                 return
 
     def cancel_unsent(self, batch: OutBatch) -> None:
         """Gives back the batch's unsent messages, which the receiver never sees; they end as `UNSENT`."""
-        any(link.cancel_unsent(batch) for link in self._links)
+        any(link.cancel_unsent(batch) for link in self._all())
 
     async def drain(self) -> None:
         """Takes no more batches, gives up unsent messages, and returns when all sent ones have a result."""
         self._draining = True
-        await asyncio.gather(*(link.drain() for link in self._links))
+        await asyncio.gather(*(link.drain() for link in self._all()))
 
     async def close(self) -> None:
         """Ends the streams; messages without a result end as CANCELLED."""
         self._draining = True
         if self._retry is not None:
             self._retry.cancel()
-        for link in self._links:
-            await link.close()
-        await self._channel.close()
+        await self._replacement.close()
+        await asyncio.gather(*(link.close() for link in self._links))
 
     def _open_message(self) -> Open:
-        group, topic, worker = self._identity
+        group, topic, worker = self._sender
         timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
         return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
 
-    def _link_may_send(self) -> bool:
-        return self.may_send()
-
-    def _on_link_room(self) -> None:
+    def _on_link_room(self, link: StreamLink) -> None:
+        if self._draining:
+            return
+        if link is self._replacement.successor:
+            self._replacement.succeed()
+        self._lost.clear()
         self._mark_supported()
         self.on_room()
 
-    def _on_stream_lost(self, result: CallResult, accepted: bool) -> None:
+    def _on_link_lost(self, link: StreamLink, result: CallResult, accepted: bool) -> None:
+        if self._draining:
+            return
+        if link.max_request != self._max_request:
+            self._teach(link.max_request)
+        if link is self._replacement.successor:
+            self._replacement.fail()
+            return
         if accepted:
             self._mark_supported()
+        elif self.is_up:
+            link.rest(RETRY_MIN_S)
         elif result.code == UNIMPLEMENTED:
             self.supported = False
         if self.supported is False and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._reconnect)
             self.retry_s = min(RETRY_MAX_S, 2 * self.retry_s)
-        self.on_lost(result)
+        self._lost.add(link)
+        is_whole = self._lost.issuperset(self._links)
+        if is_whole:
+            self._lost.clear()
+        self.on_lost(result, is_whole)
+
+    def _teach(self, max_request: int) -> None:
+        """Has all streams know the limit that one has learned, so that no other ends for it."""
+        self._max_request = max_request
+        for link in self._all():
+            link.learn(max_request)
 
     def _mark_supported(self) -> None:
         self.supported = True
@@ -185,3 +247,8 @@ class StreamTarget:
     def _reconnect(self) -> None:
         self._retry = None
         self.connect()
+
+
+def _preference(link: StreamLink) -> tuple[int, int, float]:
+    """The stream with the greatest gets the next batch. Chance decides among equals: all shall be used."""
+    return link.room, -sum(link.load), random.random()  # noqa: S311 - nothing secret

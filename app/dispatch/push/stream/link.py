@@ -9,9 +9,10 @@ Rules
 2. However a stream ends, every message in its book gets its result once, and then `on_lost` is called, unless
    it was closed or drained. Only `connect` opens it again, after a backoff of `BACKOFF_MAX_S` at most.
 3. A message larger than the receiver takes ends as too large and harms no other. The receiver names its limit
-   in `Accept`. If its real limit is lower, the stream ends once, and the limit is remembered.
+   in `Accept`. If its real limit is lower, the stream ends, and the limit is remembered.
 4. The writer calls `may_send` before each request. While it is False, waiting messages are not written and
    end as `UNSENT`, before their timeout. So do messages that the caller takes back.
+5. Each stream that is opened has a connection of its own, which a load balancer may lead to another receiver.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.outbox import AnsweredRuns, Outbox
 from app.dispatch.push.stream.results import UNSENT, read_results
-from app.dispatch.push.transport import StreamCall
+from app.dispatch.push.transport import StreamCall, StreamChannel
 from app.kernel.grpc_status import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -54,6 +55,7 @@ MAX_WAITING = 4_096  # messages queued and not sent: a few requests
 LATE_S, SECOND_LOOK_S = 0.25, 0.05
 STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream within this counts as absent
 DRAIN_POLL_S = 0.01
+RETIRE_S = 1.0  # for a receiver to end a stream that has been drained
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 REFUSED = {
     NOT_FOUND: UNIMPLEMENTED,
@@ -63,18 +65,27 @@ REFUSED = {
 
 
 class StreamLink:
-    """One stream. `open_stream` begins it. `up`: the receiver accepted the stream, and it has not ended."""
+    """One stream after another to a receiver.
+
+    Args:
+        open_channel: Makes the connection of one stream.
+        on_room: Is called when the stream is up, and when `room` may have grown.
+
+    Attributes:
+        up: The receiver accepted the stream, and it has not ended.
+        max_request: The limit over which the receiver ended a stream, in bytes; 0: it has not.
+    """
 
     def __init__(
         self,
-        open_stream: Callable[[], StreamCall],
+        open_channel: Callable[[], StreamChannel],
         open_message: Callable[[], Open],
         on_room: Callable[[], None],
         on_lost: Callable[[CallResult, bool], None],
         role: Callable[[], Role | None] = lambda: None,
         may_send: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._open_stream = open_stream
+        self._open_channel = open_channel
         self._role = role
         self._may_send = may_send
         self._open_message = open_message
@@ -83,9 +94,10 @@ class StreamLink:
         self.up = False
         self._start_book()
         self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # also of former streams, whose connections close
         self._wake = asyncio.Event()
         self._draining = self._closed = False
-        self._learned_max = 0  # the limit over which the receiver ended a stream
+        self.max_request = 0
         self._backoff_s = 0.0
         self._not_before_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -102,6 +114,11 @@ class StreamLink:
         if not self.up or self._draining or self._outbox.blocked_bytes or not book.bytes_left:
             return 0
         return max(0, min(book.credit - book.next_number, MAX_WAITING) - book.waiting)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this stream has carried messages since it was opened."""
+        return self._book.next_number > 0
 
     @property
     def load(self) -> tuple[int, int]:
@@ -143,6 +160,18 @@ class StreamLink:
         """Opens the stream, as soon as the backoff allows."""
         if self._task is None and not self._closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+
+    def learn(self, max_request: int) -> None:
+        """Sends no larger request, in bytes, from now on."""
+        self.max_request = max_request
+        if self.up:
+            self._outbox.max_request = min(self._outbox.max_request, max_request)
+
+    def rest(self, pause_s: float) -> None:
+        """Opens no stream for this time."""
+        self._not_before_s = time.monotonic() + pause_s
 
     def announce_role(self) -> None:
         """Sends the region's role now, or before the next message."""
@@ -163,13 +192,23 @@ class StreamLink:
             if not self._book.in_flight:
                 return
 
+    async def retire(self) -> None:
+        """Ends the stream when all its messages have their results. The caller queues no more."""
+        while self._book.waiting or self._book.in_flight:  # noqa: ASYNC110 - no event tells of each answer
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self.drain()
+        if self._task is not None:  # the receiver ends the stream; if it does not, this side does
+            await asyncio.wait([self._task], timeout=RETIRE_S)
+        await self.close()
+
     async def close(self) -> None:
         """Ends the stream; messages without a result end as CANCELLED."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
+        if self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([self._task])
+                await asyncio.wait([*self._tasks])
         if self._timer is not None:
             self._timer.cancel()
         for runs in self._book.lose():
@@ -184,14 +223,15 @@ class StreamLink:
     # -- one stream ------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        wait_s = self._not_before_s - time.monotonic()
+        channel: StreamChannel | None = None
         writer: asyncio.Task[None] | None = None
         result = CallResult(CANCELLED, "cancelled")
         accepted = False
         try:
-            if wait_s > 0:
+            if (wait_s := self._not_before_s - time.monotonic()) > 0:
                 await asyncio.sleep(wait_s)
-            self._call = call = self._open_stream()
+            channel = self._open_channel()
+            self._call = call = channel.open()
             async with asyncio.timeout(STREAM_OPEN_TIMEOUT_S):
                 await call.write(DeliverRequest(open=self._open_message()).SerializeToString())
                 data = await call.read()
@@ -218,15 +258,18 @@ class StreamLink:
             if self._call is not None:
                 self._call.cancel()
             self._ended(result, accepted)
+            if channel is not None:
+                await channel.close()
 
     async def _read(self, data: bytes) -> None:
         """Raises DecodeError, AnswerTooLarge."""
         response = DeliverResponse.FromString(data)
         book = self._book
-        if not self.up:
+        is_new = not self.up
+        if is_new:
             self.up = True
             self._backoff_s = 0.0
-            limits = [response.accept.max_request_bytes or DEFAULT_MAX_REQUEST, self._learned_max]
+            limits = [response.accept.max_request_bytes or DEFAULT_MAX_REQUEST, self.max_request]
             self._outbox.max_request = min(limit for limit in limits if limit)
         if response.HasField("results"):
             unknown = book.unknown
@@ -243,7 +286,7 @@ class StreamLink:
             book.credited(response.credit.deliveries, response.credit.bytes)
         if book.waiting:
             self._wake.set()
-        if self.room:
+        if is_new or self.room:
             self._on_room()
 
     async def _write(self, call: StreamCall) -> None:
@@ -323,7 +366,7 @@ class StreamLink:
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, self._backoff_s * 2))
         self._not_before_s = time.monotonic() + self._backoff_s
         if refusal := size_refusal(result.code, result.details):
-            self._learned_max = refusal.limit_bytes or self._learned_max
+            self.max_request = refusal.limit_bytes or self.max_request
             self._outbox.condemn(refusal)
         book = self._book
         self._start_book()

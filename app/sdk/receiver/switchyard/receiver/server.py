@@ -64,7 +64,8 @@ class Receiver:
     Args:
         host: The address to listen on. The default serves this host only; "0.0.0.0" or "::" serves others.
         port: The port to listen on; 0: a free one.
-        max_concurrent: Calls at once; more are refused. A stream counts as one call.
+        max_concurrent: Calls at once; more are refused. A stream counts as one call; a worker
+            may have several (`target.connections`).
         window: Deliveries in flight on a stream.
         window_bytes: Bytes in flight on a stream.
         max_tasks: Asynchronous handlers of streamed messages at once; more wait.
