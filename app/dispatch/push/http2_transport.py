@@ -197,8 +197,8 @@ class Http2StreamCall:
 class Http2HealthClient:
     """Checks an endpoint over a connection of its own: others may be busy.
 
-    Of servers behind a load balancer only one is asked. If that is not well, others may be: they are asked
-    over other connections. While none is well, one is asked each time.
+    A load balancer leads the check to one of its servers. If that one is not well, the client asks others,
+    over other connections. While none is well, it asks one server a check.
     """
 
     def __init__(self, server: Server) -> None:
@@ -225,7 +225,7 @@ class Http2HealthClient:
         return found
 
     async def _renew(self) -> None:
-        """Has the next check go over another connection."""
+        """Makes another channel for the next check: one that could not connect tries again late."""
         former, self._channel = self._channel, self._server.channel(MAX_HEALTH_BYTES)
         await former.close()
 

@@ -74,8 +74,8 @@ class StreamTarget:
         may_send: Whether anything may be sent now; called before each request. While it is False, waiting
             messages end as `UNSENT`.
         on_room: Is called, from the event loop, when `room` may have grown or a stream is up.
-        on_lost: Is called with the result when a stream ended unasked, or could not be opened; with True if
-            this has happened to all streams since one was up.
+        on_lost: Is called with the result when a stream ended unasked, or could not be opened. The second
+            argument says whether this has happened to all streams since one was up.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class StreamTarget:
         self.on_lost(result, is_whole)
 
     def _teach(self, max_request: int) -> None:
-        """Has all streams know the limit that one has learned, so that no other ends for it."""
+        """Tells all streams the limit that one has learned, so that no other ends for it."""
         self._max_request = max_request
         for link in self._all():
             link.learn(max_request)

@@ -38,7 +38,7 @@ class Opened:
     Attributes:
         refused: The numbers of the streams that are refused.
         peers: Where each stream came from.
-        messages: The number of the stream of each message.
+        messages: How many messages each stream got, by its number, once it has ended.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def all_codes(sender: RecordingSender) -> set[int]:
     return {code for number in range(len(sender.batches)) for code in sender.codes(number)}
 
 
-async def test_streams_that_are_used_are_replaced_one_at_a_time_and_no_message_notices() -> None:
+async def test_streams_that_are_used_are_replaced_in_turn_and_no_message_notices() -> None:
     opened = Opened()
     async with streaming(opened, streams=STREAMS, max_age_s=AGE_S) as sender:
         await sender.connected()
