@@ -57,7 +57,10 @@ class Client:
     def __init__(self, url: str | None) -> None:
         self.url = worker_url(url)
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Any:  # fmt: skip
         """One request's JSON.
 
         Raises:
@@ -75,7 +78,7 @@ class Client:
         # A proxy for the world outside, which the environment may name, does not know this worker.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            with opener.open(request, timeout=timeout_s) as answer:
                 return orjson.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise _failure(error.code, error.read()) from error

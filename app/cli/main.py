@@ -13,13 +13,14 @@ from app.dev.demo.cli import demo
 from app.dev.yard.cli import yard
 from app.dispatch.api.cli import tracker, worker, workload
 from app.dispatch.api.cli_dlq import dlq
+from app.dispatch.api.cli_trace import trace
 from app.failover.api.cli import failover
 from app.offsets.api.cli import offsets
 from app.placement.api.cli import drain, placement
 from app.replicate.api.cli import route
 from app.sizing.api.cli import size
 
-NOUNS = (config, workload, tracker, dlq, route, audit, alert, offsets, failover, placement, size)
+NOUNS = (config, workload, tracker, trace, dlq, route, audit, alert, offsets, failover, placement, size)
 ONLY_HERE = (worker, yard, demo)  # `faust worker` is Faust's own: it starts one
 
 

@@ -26,6 +26,7 @@ from app.payload.interceptors import Message, Outgoing, Skip
 if TYPE_CHECKING:
     from app.dispatch.model.crash_suspicion import CrashSuspicion
     from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.model.latency_trace import PartitionTrace
     from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.settings import DispatchSettings
     from app.dispatch.push.endpoint import Endpoint
@@ -159,6 +160,8 @@ class DeliveryPump(Protocol):
         batches, batched: The runs that are on their way, and the number of their messages.
         copying: The messages on their way to a retry topic or the DLQ.
         in_turn: It waits for its turn to send.
+        version: Grows whenever something becomes finished.
+        trace: Notes where messages wait; None: no trace runs.
     """
 
     job: JobId
@@ -179,6 +182,10 @@ class DeliveryPump(Protocol):
     draining: bool
     delivered: int
     dead_lettered: int
+    trace: PartitionTrace | None
+
+    @property
+    def version(self) -> int: ...
 
     @property
     def codec(self) -> int:
@@ -282,7 +289,7 @@ class Delivery:
 
     __slots__ = (
         "attempts", "canceled", "endpoint", "first_sent_s", "handle", "origin", "pump", "receiver", "record",
-        "sent_to", "started_s", "suspicion", "timeouts", "verdict",
+        "sent_to", "started_s", "suspicion", "timeouts", "verdict", "was_answered",
     )  # fmt: skip
 
     def __init__(self, pump: DeliveryPump, record: Record, origin: MessageOrigin | None) -> None:
@@ -290,6 +297,7 @@ class Delivery:
         self.record = record
         self.origin = origin
         self.attempts = 0
+        self.was_answered = False  # known of messages that are traced, and of those of a batch
         self.timeouts = 0
         self.canceled = False
         self.verdict: DeliveryDecision | None = None  # decides, whatever the receiver answers now
@@ -437,6 +445,7 @@ class BatchDelivery(OutBatch):
         record = self.records[index]
         delivery = Delivery(self.pump, record, None)
         delivery.attempts = 1
+        delivery.was_answered = True
         delivery.first_sent_s = delivery.started_s = self.started_s
         delivery.receiver = delivery.sent_to = self.receiver
         delivery.endpoint = self.endpoint

@@ -21,6 +21,7 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from app.kernel.clock import now_ms
 from app.kernel.job import JobFault
 
 if TYPE_CHECKING:
+    from app.dispatch.model.latency_trace import PartitionTrace
     from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
     from app.kafka.records.batch import BatchHeader
     from app.kernel.tracker import Tracker
@@ -59,6 +61,7 @@ class MessageIntake:
         limits: The largest record that is decoded.
         fault: Why the reading stopped; the job has to start again.
         codec: Kafka's number of the last compression seen; 0: no batch was compressed.
+        trace: Notes when chunks became ready; None: no trace runs.
     """
 
     __slots__ = (
@@ -79,6 +82,7 @@ class MessageIntake:
         "ready",
         "remote_progress",
         "risks",
+        "trace",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +95,7 @@ class MessageIntake:
         self.risks = DecodeRisks()
         self.limits = COPY_LIMITS
         self.codec = 0
+        self.trace: PartitionTrace | None = None
         self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
@@ -199,6 +204,8 @@ class MessageIntake:
         if records:
             self.codec = reader.codec or self.codec
             self._register(records, reader.cost_bytes)
+            if self.trace is not None:
+                self.trace.ready(records[-1].offset + 1, reader.fetched.fetched_s, time.monotonic())
         read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
         if read > tracker.end:
             tracker.skip(tracker.end, read)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from app.audit.pump.consumer_tap import ConsumerTap
     from app.controllog.codec import HeadStatus
     from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.model.latency_trace import PartitionTrace
     from app.dispatch.pump.delivery import Dispatcher
     from app.dispatch.pump.remote_progress_filter import RemoteProgressFilter
     from app.kafka.fetch.decoder import UndecodableBatch
@@ -98,6 +99,7 @@ class DispatchPump:
         self._queue = ReadyQueue(self, self._intake, lanes, self._on_sendable)
         self.backlog: CatchUpBacklog[DispatchPump] | None = None
         self.audit: ConsumerTap | None = None  # counts what is finished
+        self.trace: PartitionTrace | None = None
         self._retired_versions = 0  # versions of former backlogs and audits
         self._refill_pending = False
         self._log = start.log
@@ -480,6 +482,10 @@ class DispatchPump:
         return status if self.backlog is None else self.backlog.combined_status(status)
 
     # -- the end ---------------------------------------------------------------------------------
+
+    def trace_by(self, trace: PartitionTrace | None) -> None:
+        """Has `trace` note where messages wait from now on; None: nothing notes it."""
+        self.trace = self._intake.trace = trace
 
     def stop_intake(self) -> None:
         """Sends nothing new, and takes back what waits for credit; messages already sent continue."""

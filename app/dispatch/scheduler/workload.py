@@ -42,6 +42,7 @@ from app.dispatch.scheduler.limits import WorkloadLimits
 from app.dispatch.scheduler.outcomes import OutcomeHandler
 from app.dispatch.scheduler.receivers import Receivers
 from app.dispatch.scheduler.send_gate import SendGate
+from app.kernel.grpc_status import OK
 from app.kernel.lease import Lease
 from app.kernel.limit_shares import LimitNeed, WorkerShare
 from app.kernel.repeated_trouble import RepeatedTrouble
@@ -49,6 +50,7 @@ from app.kernel.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.model.latency_trace import PartitionTrace
     from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.delivery import DeliveryPump
     from app.dispatch.push.call_result import CallResult
@@ -298,7 +300,11 @@ class WorkloadRuntime:
             if queues is not None and delivery in queues.suspects_out:
                 queues.suspect_answered(delivery, result.code)
             self._count_answer(delivery, result, 1)  # first: the breaker's state is a reason of the outcome
+            trace, sent_s = delivery.pump.trace, delivery.started_s
             self._outcomes.answered(delivery, result)
+            if trace is not None and not (delivery.was_answered or delivery.canceled):
+                delivery.was_answered = True
+                self._trace(trace, delivery.pump, [delivery.record], sent_s, result)
             if queues is not None:
                 queues.came_back(delivery, self.clock(), taken=was_taken(result))
         self.receivers.close_when_idle(receiver)
@@ -310,8 +316,26 @@ class WorkloadRuntime:
             batch.come_back(start, end)
         else:
             self._outcomes.batch_answered(batch, start, end, result)
+            if batch.pump.trace is not None:
+                records = batch.records[start:end]
+                self._trace(batch.pump.trace, batch.pump, records, batch.started_s, result)
         self.receivers.close_when_idle(batch.receiver)
         self._gate.send_soon(batch.receiver)
+
+    def _trace(
+        self,
+        trace: PartitionTrace,
+        pump: DeliveryPump,
+        records: Sequence[Record],
+        sent_s: float,
+        result: CallResult,
+    ) -> None:
+        if pump.closed or pump.draining or result.local_error is not None:
+            return
+        now_s = self.clock()
+        trace.answered(records, sent_s, now_s)
+        if result.code == OK and result.action is None:
+            trace.acknowledged(pump.version, records, now_s)
 
     def not_sent(self, delivery: Delivery) -> None:
         if (queues := self.receivers.of(delivery)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -151,11 +152,12 @@ class FetchedBatches:
         damage: Why the bytes cannot be read; "": the checksum of every batch matches.
         retention: The topic's retention, which stays up to date.
         leader_epoch: The epoch of the last batch (`app.kafka.client.epoch_ends`).
+        fetched_s: When the bytes came, or were joined or copied from others; monotonic seconds.
     """
 
     __slots__ = (
-        "_owner", "aborted", "damage", "data", "high_watermark", "key", "leader_epoch", "nbytes",
-        "next_offset", "partition", "retention", "start_offset", "topic",
+        "_owner", "aborted", "damage", "data", "fetched_s", "high_watermark", "key", "leader_epoch",
+        "nbytes", "next_offset", "partition", "retention", "start_offset", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -175,6 +177,7 @@ class FetchedBatches:
         self.high_watermark = high_watermark
         self.leader_epoch = leader_epoch
         self.nbytes = budget_bytes
+        self.fetched_s = time.monotonic()
 
     @property
     def budget(self) -> ByteBudget | None:

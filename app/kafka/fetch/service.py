@@ -341,6 +341,7 @@ class FetchService(Service):
             await self._refused(part, code)
 
     async def _deliver_data(self, part: PartitionFetch, data: bytes, aborted: list[tuple[int, int]]) -> None:
+        fetched_s = time.monotonic()
         try:
             pieces = take(data, part.next_offset, part.high_watermark, crc32c)
         except CorruptBatch as error:  # only this partition fails
@@ -367,6 +368,7 @@ class FetchService(Service):
                 part, len(content), content, piece.next_offset, aborted, part.high_watermark, piece.damage,
                 piece.leader_epoch,
             )  # fmt: skip
+            fetched.fetched_s = fetched_s  # the pieces before it may have waited
             part.unreleased_bytes += fetched.nbytes
             self.budget.used_bytes += fetched.nbytes
             self.shared_reads.offer(part, fetched)

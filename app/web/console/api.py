@@ -19,6 +19,7 @@ from app.dispatch.api.rest import WorkloadRoutes
 from app.dispatch.api.rest_dlq import DlqTools
 from app.dispatch.api.rest_move import MoveRoutes
 from app.dispatch.api.rest_operators import OperatorRoutes
+from app.dispatch.api.rest_trace import TraceRoutes
 from app.failover.api.rest import FailoverRoutes
 from app.failover.api.rest_runs import FailoverRunRoutes
 from app.offsets.api.rest import OffsetRoutes
@@ -42,8 +43,8 @@ def api_routes(api: ApiContext) -> list[web.RouteDef]:
     """All routes."""
     routes, audit = RouteRoutes(api), AuditRoutes(api)
     rooms = (
-        HealthRoutes(api), OverviewRoutes(api), WorkloadRoutes(api), routes, RouteActRoutes(api, routes),
-        audit, AuditMissingRoutes(api, audit), AuditRecordRoutes(api),
+        HealthRoutes(api), OverviewRoutes(api), WorkloadRoutes(api), TraceRoutes(api),
+        routes, RouteActRoutes(api, routes), audit, AuditMissingRoutes(api, audit), AuditRecordRoutes(api),
         AlertRoutes(api), FailoverRoutes(api), FailoverRunRoutes(api), DlqTools(api), OperationRoutes(api),
         OperatorRoutes(api), MoveRoutes(api), OffsetRoutes(api), PlacementRoutes(api), SizingRoutes(api),
         DescriptionRoutes(api),

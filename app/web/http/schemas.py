@@ -358,6 +358,40 @@ class Tracker(TypedDict):
     trouble: str
 
 
+class TracedStage(TypedDict):
+    """How long messages took for a stage of their way; `count` is how many."""
+
+    stage: str
+    count: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+
+class TracedWorker(TypedDict):
+    """The stages of the partitions of one worker; `unanswered` as in `LatencyTrace`."""
+
+    worker: str
+    partitions: int
+    unanswered: int
+    stages: list[TracedStage]
+
+
+class LatencyTrace(TypedDict):
+    """Where the messages of a workload waited.
+
+    `problems`: why a worker's partitions are not in it. `unanswered`: messages that were fetched, and had no
+    answer when the trace ended; no stage has them.
+    """
+
+    key: str
+    seconds: int
+    stages: list[TracedStage]
+    problems: list[str]
+    unanswered: int
+    workers: list[TracedWorker]
+
+
 # -- what operators do -----------------------------------------------------------------------------
 
 

@@ -95,6 +95,10 @@ class ProgressSaver(Service):
         self._saved_at_s.pop(job, None)
         self._cut.discard(job)
 
+    def committed(self, job: str) -> int:
+        """The offset that this worker committed last for the job; -1: none yet."""
+        return self._committed.get(job, (-1, 0.0))[0]
+
     async def save(self, pumps: Iterable[Pump]) -> None:
         """Sends the last snapshot and commit of jobs that end here."""
         pumps = list(pumps)

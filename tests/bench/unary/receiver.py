@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from app.dev.demo.stage import DemoStage, Process, StageError, free_port, wait_until
 from tests.grpc_client.peers.build import command
 
@@ -9,8 +11,11 @@ READY = "listening on "
 READY_S = 30.0
 
 
-def started(stage: DemoStage, delay_ms: int) -> Process:
+def started(stage: DemoStage, delay_ms: int, latencies: Path | None = None) -> Process:
     """A receiver whose calls last `delay_ms`; it is built first if it must be.
+
+    Args:
+        latencies: The file in which it counts how old messages are (`tests.bench.latency.histogram`).
 
     Raises:
         BuildFailed: It does not compile.
@@ -19,6 +24,7 @@ def started(stage: DemoStage, delay_ms: int) -> Process:
     port = free_port()
     name = f"go-receiver-{len(stage.processes)}"
     options = ["--port", str(port), "--bench-delay-ms", str(delay_ms)]
+    options += [] if latencies is None else ["--bench-latencies", str(latencies)]
     process = stage.start(name, [*command("go"), *options], port=port, address=f"127.0.0.1:{port}")
 
     def listens() -> bool:

@@ -3,11 +3,17 @@ package main
 import (
 	"context"
 	"flag"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 )
 
 // ignored is a message whose bytes nobody reads; as an answer it is empty.
@@ -34,7 +40,45 @@ func (c codec) Unmarshal(data mem.BufferSlice, value any) error {
 
 var nothing = &ignored{}
 
-var benchDelayMs = flag.Int64("bench-delay-ms", 0, "how long a call of the bench's service lasts")
+var (
+	benchDelayMs   = flag.Int64("bench-delay-ms", 0, "how long a call of the bench's service lasts")
+	benchLatencies = flag.String("bench-latencies", "", "file that counts how old the messages were, see tests/bench/latency")
+)
+
+const (
+	latencyStepNs = 50_000
+	latencyCells  = 20_001
+)
+
+// openLatencies maps the file that all sides of the bench count in.
+func openLatencies(path string) ([]uint64, error) {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := syscall.Mmap(int(file.Fd()), 0, latencyCells*8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*uint64)(unsafe.Pointer(&data[0])), latencyCells), nil
+}
+
+// noteLatency counts the message of a call by the time since its append.
+func noteLatency(cells []uint64, ctx context.Context) {
+	values := metadata.ValueFromIncomingContext(ctx, "kafka-timestamp")
+	if len(values) != 1 {
+		return
+	}
+	appendedMs, err := strconv.ParseInt(values[0], 10, 64)
+	if err != nil {
+		return
+	}
+	step := (time.Now().UnixNano() - appendedMs*1_000_000) / latencyStepNs
+	atomic.AddUint64(&cells[min(max(step, 0), latencyCells-1)], 1)
+}
+
+var latencies []uint64
 
 // benchService answers every message with an empty one, at the least cost, and after --bench-delay-ms.
 var benchService = grpc.ServiceDesc{
@@ -42,7 +86,10 @@ var benchService = grpc.ServiceDesc{
 	HandlerType: (*any)(nil),
 	Methods: []grpc.MethodDesc{{
 		MethodName: "Call",
-		Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			if latencies != nil {
+				noteLatency(latencies, ctx)
+			}
 			err := decode(nothing)
 			time.Sleep(time.Duration(*benchDelayMs) * time.Millisecond) // returns at once for 0
 			return nothing, err

@@ -1,5 +1,5 @@
 // A gRPC server in Go for the tests of our client. The options are those of all peers, see ../__init__.py, and
-// --bench-delay-ms, see bench.go.
+// those of the benches, see bench.go.
 package main
 
 import (
@@ -42,6 +42,11 @@ func main() {
 	options, err := serverOptions()
 	if err != nil {
 		log.Fatal(err)
+	}
+	if *benchLatencies != "" {
+		if latencies, err = openLatencies(*benchLatencies); err != nil {
+			log.Fatal(err)
+		}
 	}
 	network, address := "tcp", fmt.Sprintf("127.0.0.1:%d", *port)
 	if *unixPath != "" {

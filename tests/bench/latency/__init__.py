@@ -1,0 +1,1 @@
+"""Parts of the bench `dispatch-latency`: sides that read a topic, a steady feed, their shared histogram."""
