@@ -58,7 +58,7 @@ from app.worker.runtime.service import Runtime
 log = structlog.get_logger(__name__)
 
 EXIT_INVALID = 3
-CHANNEL_BATCHES = 256  # each at most one partition's part of a fetch response; the budget bounds the bytes
+CHANNEL_EVENTS = 32  # of at most 16 parts of fetch responses each; the budget bounds the bytes
 FAUST_STOP_TIMEOUT_S = 15.0
 FAUST_RECORDS = 100  # in one turn of the loop: Faust takes at least 0.1 ms for each
 AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
@@ -102,7 +102,7 @@ class SwitchyardApp(PatientApp):
     @cached_property
     def fetch_channels(self) -> dict[Kind, DataChannel]:
         """The channels that carry fetched batches to the agent of each kind of job."""
-        return {kind: DataChannel(self, maxsize=CHANNEL_BATCHES) for kind in Kind}
+        return {kind: DataChannel(self, maxsize=CHANNEL_EVENTS) for kind in Kind}
 
     @property
     def dispatch_channel(self) -> DataChannel:
@@ -228,8 +228,7 @@ class SwitchyardApp(PatientApp):
         return self.runtime
 
     async def _deliver(self, item: FetchItem) -> None:
-        channel: Any = self.fetch_channels[kind_of(item.key.job)]
-        await channel.put(item)
+        await self.fetch_channels[kind_of(item.key.job)].put_item(item)
 
     def _on_rebalance_when_stopped(self) -> None:
         """Takes no more records, because the agents and tables do not learn the new partitions.

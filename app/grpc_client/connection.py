@@ -27,6 +27,9 @@ REFUSAL_PAUSE_S = 0.01  # before a call that the server refused goes on; it doub
 CANCELLED_PAUSE_S = 0.01  # until a GOAWAY comes that explains why the server cancelled a call
 TIMEOUT_UNIT_S = 0.001  # of `grpc-timeout`: a server's deadline may be this much earlier
 ABORT_AFTER_S = 1.0
+# Until a PING of the server is answered, if nothing else is sent before: grpc-go and gRPC-Java send one with
+# nearly every answer to a call, to learn how much they may send.
+PING_ACK_WAIT_S = 0.005
 _KEEPALIVE = b"keepaliv"
 
 
@@ -336,7 +339,7 @@ class Connection(asyncio.Protocol):
         elif flags & frames.ACK:
             self._awaits_ping = False
         else:
-            self._outbox.reply(frames.ping(payload, frames.ACK))
+            self._outbox.reply(frames.ping(payload, frames.ACK), PING_ACK_WAIT_S)
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:

@@ -23,7 +23,7 @@ from app.grpc_client.frames import (
 from app.grpc_client.messages import PREFIX_BYTES
 
 _DATA_AND_PREFIX = Struct(">HBBBLBL")  # a DATA frame's header, and that of the message in it
-MAX_REPLIES = 1_000  # acknowledgements that a peer asks for in one turn of the loop, or does not read
+MAX_REPLIES = 1_000  # acknowledgements that a peer asks for between two writes, or does not read
 
 
 class Outbox:
@@ -34,6 +34,7 @@ class Outbox:
         self._transport: asyncio.WriteTransport | None = None
         self._out: list[bytes] = []
         self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None  # for replies that wait
         self._is_paused = False
         self._replies = 0  # not yet given to the network, or not read
         self._window = DEFAULT_WINDOW
@@ -48,6 +49,9 @@ class Outbox:
         self._transport = transport
 
     def detach(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._transport = None
         self._out.clear()
         self._bodies.clear()
@@ -64,13 +68,24 @@ class Outbox:
             self._is_scheduled = True
             self._loop.call_soon(self.flush)
 
-    def reply(self, data: bytes) -> None:
-        """Writes what a frame of the peer asks for. Raises ConnectionFault for a flood of such frames."""
+    def reply(self, data: bytes, wait_s: float = 0.0) -> None:
+        """Writes what a frame of the peer asks for: with what else is sent within `wait_s`, or else then.
+        Raises ConnectionFault for a flood of such frames."""
         self._replies += 1
         if self._replies > MAX_REPLIES:
             reason = f"more than {MAX_REPLIES} replies were asked for and not read"
             raise ConnectionFault(frames.ErrorCode.ENHANCE_YOUR_CALM, reason)
-        self.write(data)
+        if not wait_s:
+            self.write(data)
+            return
+        self._out.append(data)
+        if not self._is_scheduled and self._timer is None:
+            self._timer = self._loop.call_later(wait_s, self._flush_replies)
+
+    def _flush_replies(self) -> None:
+        self._timer = None
+        if not self._is_scheduled and self._transport is not None and not self._transport.is_closing():
+            self.flush()
 
     def flush(self) -> None:
         self._is_scheduled = False

@@ -8,24 +8,29 @@ from typing import Any
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.grpc_client import frames
 from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
 from app.grpc_client.connection import (
     CANCELLED_PAUSE_S,
     CONNECTION_WINDOW,
+    PING_ACK_WAIT_S,
     REFUSAL_PAUSE_S,
     ConnectionOptions,
     grpc_timeout,
 )
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.header_encoder import Field
+from app.grpc_client.outbox import MAX_REPLIES
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.memory import HEAD, METHOD, OK, ManualLoop, Pair, Pool, body
 
 CANCELLED: list[Field] = [*HEAD, (b"grpc-status", b"1")]
 
 OPTIONS = ConnectionOptions(keepalive_s=100.0, keepalive_timeout_s=10.0)
+PING_ACK = frames.PING, 0, 8  # as `written` names it
 
 
 class Bench:
@@ -68,6 +73,20 @@ def written(pair: Pair) -> list[tuple[int, int, int]]:
         found.append((kind, stream_id, size))
         data = data[frames.HEADER_BYTES + size :]
     return found
+
+
+def ping(bench: Bench, *numbers: int) -> None:
+    """The server sends PINGs, each with its number; they come in one part."""
+    for number in numbers:
+        bench.server.h2.ping(number.to_bytes(8))
+    bench.server.flush()
+    bench.pair.to_client()
+
+
+def acknowledged(bench: Bench) -> list[int]:
+    """The numbers of the PINGs that the server has the answers of, in the order of these."""
+    bench.pair.to_server()
+    return [int.from_bytes(payload) for payload in bench.server.acknowledged_pings]
 
 
 def test_settings_are_acknowledged_before_what_they_allow_is_sent(bench: Bench) -> None:
@@ -250,12 +269,12 @@ def test_a_connection_without_calls_closes_and_asks_for_no_sign(bench: Bench) ->
 
 def test_a_server_that_speaks_is_not_asked(bench: Bench) -> None:
     bench.unary()
+    bench.pair.settle()
     for _ in range(20):
         bench.loop.advance(OPTIONS.keepalive_s / 2)
-        bench.server.h2.ping(bytes(8))
-        bench.server.flush()
-        bench.pair.to_client()
-        assert (frames.PING, 0, 8) in written(bench.pair)  # the reply
+        ping(bench, 0)
+        bench.loop.advance(PING_ACK_WAIT_S)
+        assert written(bench.pair) == [PING_ACK]  # and no PING of its own
         assert bench.connection._awaits_ping is False
         bench.pair.settle()
 
@@ -306,6 +325,186 @@ def test_headers_of_more_than_one_frame_are_read_whole(bench: Bench) -> None:
     assert call.head is not None
     assert call.head.fields == (*HEAD, large)
     assert (call.code, call.trailers) == (StatusCode.OK, (*OK, large))
+
+
+# Pings of the server
+
+
+def test_ping_is_answered_a_moment_later_if_nothing_is_sent_before(bench: Bench) -> None:
+    ping(bench, 7)
+    assert written(bench.pair) == []
+    bench.loop.advance(PING_ACK_WAIT_S / 2)
+    assert written(bench.pair) == []
+    bench.loop.advance(PING_ACK_WAIT_S / 2)
+    assert written(bench.pair) == [PING_ACK]
+    assert acknowledged(bench) == [7]
+    bench.loop.advance(10 * PING_ACK_WAIT_S)
+    assert written(bench.pair) == [], "it was answered again"
+
+
+def test_ping_is_answered_with_the_next_call(bench: Bench) -> None:
+    ping(bench, 7)
+    call = bench.unary()
+    sent = [PING_ACK, (frames.HEADERS, call.stream_id), (frames.DATA, call.stream_id)]
+    assert [one[: len(other)] for one, other in zip(written(bench.pair), sent, strict=True)] == sent
+    assert acknowledged(bench) == [7]
+    bench.loop.advance(10 * PING_ACK_WAIT_S)
+    assert written(bench.pair) == []
+
+
+def test_ping_after_a_call_in_the_same_turn_is_answered_with_it(bench: Bench) -> None:
+    bench.unary()
+    ping(bench, 7)
+    assert [kind for kind, *_ in written(bench.pair)] == [frames.HEADERS, frames.DATA, frames.PING]
+    bench.loop.advance(10 * PING_ACK_WAIT_S)
+    assert acknowledged(bench) == [7]
+
+
+def test_ping_before_new_settings_is_answered_with_their_acknowledgement(bench: Bench) -> None:
+    bench.server.h2.ping(bytes(8))
+    bench.server.change({SettingCodes.MAX_CONCURRENT_STREAMS: 5})
+    bench.pair.to_client()
+    assert written(bench.pair) == [PING_ACK, (frames.SETTINGS, 0, 0)]
+
+
+def test_pings_are_answered_in_their_order_in_one_write(bench: Bench) -> None:
+    ping(bench, 1, 2)
+    bench.loop.advance(PING_ACK_WAIT_S / 2)
+    ping(bench, 3)
+    bench.loop.advance(PING_ACK_WAIT_S / 2)
+    assert acknowledged(bench) == [1, 2, 3]
+
+
+def test_ping_after_an_answered_one_waits_no_longer_than_others(bench: Bench) -> None:
+    """A timer may be left of an earlier ping that a call's write answered."""
+    ping(bench, 1)
+    bench.unary()
+    bench.loop.advance(PING_ACK_WAIT_S / 2)
+    ping(bench, 2)
+    bench.loop.advance(PING_ACK_WAIT_S)
+    assert acknowledged(bench) == [1, 2]
+    ping(bench, 3)
+    bench.loop.advance(PING_ACK_WAIT_S)
+    assert acknowledged(bench) == [1, 2, 3]
+
+
+def test_many_pings_are_answered_and_so_are_later_ones(bench: Bench) -> None:
+    for begin in range(0, 5 * MAX_REPLIES, MAX_REPLIES):
+        ping(bench, *range(begin, begin + MAX_REPLIES))
+        bench.loop.advance(PING_ACK_WAIT_S)
+        assert acknowledged(bench) == [*range(begin + MAX_REPLIES)]
+    assert not bench.pair.transport.is_closing()
+
+
+def test_many_pings_take_one_timer(bench: Bench) -> None:
+    before = len(bench.loop._timers)
+    ping(bench, *range(100))
+    assert len(bench.loop._timers) == before + 1
+
+
+def test_server_that_pings_without_a_pause_is_left(bench: Bench) -> None:
+    ping(bench, *range(MAX_REPLIES + 1))
+    bench.loop.turn()
+    assert bench.pair.transport.is_closing()
+    bench.pair.to_server()
+    assert bench.server.goaway is not None
+    assert bench.server.goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+    bench.loop.advance(PING_ACK_WAIT_S)
+    assert bench.loop.errors == []
+
+
+def test_ping_while_the_network_takes_nothing_is_answered_once(bench: Bench) -> None:
+    bench.pair.transport.pause()
+    ping(bench, 7)
+    bench.loop.advance(PING_ACK_WAIT_S)
+    bench.pair.transport.resume()
+    bench.loop.advance(PING_ACK_WAIT_S)
+    assert acknowledged(bench) == [7]
+
+
+@pytest.mark.parametrize("end", ["close", "lose", "abort", "drain", "go away", "fault", "end of file"])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_connection_that_ends_leaves_no_timer_that_writes(bench: Bench, end: str, is_paused: bool) -> None:
+    """The transport of the tests raises for a write after its end, and the loop keeps the error."""
+    if is_paused:
+        bench.pair.transport.pause()
+    ping(bench, 7)
+    bench.loop.turn()
+    if end == "close":
+        bench.connection.close("enough")
+    elif end == "lose":
+        bench.pair.transport.lose()
+    elif end == "abort":
+        bench.pair.transport.abort()
+    elif end == "drain":
+        bench.connection.drain()
+    elif end == "go away":
+        bench.server.go_away(0)
+        bench.pair.to_client()
+    elif end == "fault":
+        bench.connection.data_received(frames.ping(b"short"))
+    else:
+        bench.connection.eof_received()
+        bench.pair.transport.close()  # asyncio does so
+    ping(bench, 8)
+    bench.loop.advance(PING_ACK_WAIT_S)
+    bench.loop.advance(2.0)
+    assert bench.pair.transport.is_lost
+    assert bench.loop.errors == []
+    assert bench.connection._outbox._timer is None
+    assert bench.connection._outbox._out == []
+
+
+def test_ping_is_answered_before_the_connection_says_that_it_ends(bench: Bench) -> None:
+    ping(bench, 7)
+    bench.connection.drain()
+    bench.loop.turn()
+    assert acknowledged(bench) == [7]
+    assert bench.server.goaway is not None
+    assert bench.connection in bench.pool.lost
+
+
+def test_ping_behind_an_answer_whose_caller_closes_the_connection_writes_nothing(bench: Bench) -> None:
+    def close(_: Call) -> None:
+        bench.connection.close("enough")
+
+    call = UnaryCall(METHOD, [], bench.pool, b"", close)
+    bench.pool.begin(call)
+    bench.pair.settle()
+    bench.server.end(call.stream_id, [*HEAD, *OK])
+    ping(bench, 7)
+    bench.loop.advance(PING_ACK_WAIT_S)
+    assert acknowledged(bench) == []
+    assert bench.server.goaway is not None
+    assert bench.loop.errors == []
+
+
+@given(st.lists(st.sampled_from(["ping", "ping", "call", "turn", "wait", "pause", "resume", "to server"])))
+def test_each_ping_is_answered_once_in_order_and_in_time(acts: list[str]) -> None:
+    with ManualLoop.new() as loop:
+        bench = Bench(loop)
+        pinged_s: list[float] = []
+        for act in acts:
+            if act == "ping":
+                ping(bench, len(pinged_s))
+                pinged_s.append(loop.time())
+            elif act == "call":
+                bench.unary()
+            elif act == "turn":
+                loop.turn()
+            elif act == "wait":
+                loop.advance(PING_ACK_WAIT_S / 3)
+            elif act == "to server":
+                bench.pair.to_server()
+            else:
+                getattr(bench.pair.transport, act)()
+            if act in ("turn", "wait"):
+                due = sum(since_s + PING_ACK_WAIT_S <= loop.time() for since_s in pinged_s)
+                assert len(acknowledged(bench)) >= due
+        bench.pair.transport.resume()
+        loop.advance(PING_ACK_WAIT_S)
+        assert acknowledged(bench) == [*range(len(pinged_s))]
+        assert loop.errors == []
 
 
 # Room, and what has to wait

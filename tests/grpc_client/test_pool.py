@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc import aio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.grpc_client.address import Address
 from app.grpc_client.calls import UnaryCall
 from app.grpc_client.channel import Channel
-from app.grpc_client.pool import Pool
+from app.grpc_client.pool import MAX_TOGETHER, Pool
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.servers import TIMEOUT_S, until
 
@@ -102,3 +104,172 @@ async def test_a_connection_without_calls_is_kept() -> None:
         assert renewed == []
         assert await call(pool) is StatusCode.OK
         assert peers.calls.total() == sum(before.values()) + 1
+
+
+async def test_calls_that_begin_together_are_made_over_one_connection() -> None:
+    peers = PeerCounter()
+    async with calling(peers) as pool:
+        await until_all_connected(pool)
+        peers.calls.clear()
+        codes = await asyncio.gather(*(call(pool) for _ in range(MAX_TOGETHER)))
+        assert codes == [StatusCode.OK] * MAX_TOGETHER
+        assert [*peers.calls.values()] == [MAX_TOGETHER]
+
+
+async def until_all_connected(pool: Pool) -> None:
+    for channel in pool._channels:
+        channel.connect()
+    await until(lambda: all(channel.is_connected for channel in pool._channels))
+
+
+# Which channel, turn by turn
+
+
+class Line:
+    """A channel as a pool sees it. Its calls do not end."""
+
+    def __init__(self) -> None:
+        self.is_connected, self.load, self.attempts = True, 0, 0
+
+    def connect(self) -> None:
+        self.attempts += 1
+
+
+class Bench:
+    """A pool of channels that only the test connects and loses."""
+
+    def __init__(self, count: int) -> None:
+        self.lines: list[Line] = []
+        self.pool = Pool(self._open, count)
+
+    def _open(self) -> Channel:
+        self.lines.append(Line())
+        return cast("Channel", self.lines[-1])
+
+    def pick(self) -> Line:
+        line = cast("Line", self.pool.pick())
+        line.load += 1
+        return line
+
+    def pick_many(self, count: int) -> list[Line]:
+        return [self.pick() for _ in range(count)]
+
+    def other(self, line: Line) -> Line:
+        """The other channel of a pool of two."""
+        (other,) = (one for one in self.lines if one is not line)
+        return other
+
+
+async def next_turn() -> None:
+    await asyncio.sleep(0)
+
+
+async def test_so_many_calls_of_a_turn_take_the_same_channel_and_the_next_ones_the_less_busy() -> None:
+    bench = Bench(2)
+    picked = bench.pick_many(2 * MAX_TOGETHER)
+    first = picked[0]
+    assert picked == [first] * MAX_TOGETHER + [bench.other(first)] * MAX_TOGETHER
+
+
+async def test_next_turn_takes_the_less_busy_channel_though_there_was_room_in_the_last() -> None:
+    bench = Bench(2)
+    (first,) = bench.pick_many(1)
+    await next_turn()
+    assert bench.pick_many(3) == [bench.other(first)] * 3
+    await next_turn()
+    assert bench.pick_many(MAX_TOGETHER) == [first] * MAX_TOGETHER
+
+
+async def test_each_turn_has_its_own_count() -> None:
+    bench = Bench(2)
+    (first,) = bench.pick_many(1)
+    await next_turn()
+    assert bench.pick_many(MAX_TOGETHER) == [bench.other(first)] * MAX_TOGETHER
+
+
+async def test_callbacks_that_the_loop_runs_in_one_turn_share_a_channel() -> None:
+    bench, picked = Bench(2), list[Line]()
+    loop = asyncio.get_running_loop()
+    for _ in range(MAX_TOGETHER):
+        loop.call_soon(lambda: picked.append(bench.pick()))
+    await next_turn()
+    assert picked == [picked[0]] * MAX_TOGETHER
+    await next_turn()
+    assert bench.pick() is not picked[0]
+
+
+async def test_channel_that_is_lost_within_a_turn_gets_no_more_calls_of_it() -> None:
+    bench = Bench(2)
+    first = bench.pick()
+    first.is_connected = False
+    second = bench.other(first)
+    assert bench.pick_many(2) == [second] * 2
+    first.is_connected = True
+    assert bench.pick() is second, "the turn's channel is the second now"
+    await next_turn()
+    assert bench.pick() is first
+
+
+async def test_turn_that_lost_its_channel_ends_as_others_do() -> None:
+    bench = Bench(2)
+    first = bench.pick()
+    first.is_connected = False
+    second = bench.pick()
+    await next_turn()
+    first.is_connected, second.load = True, 5
+    assert bench.pick() is first
+    await next_turn()
+    first.load = 9
+    assert bench.pick() is second
+
+
+async def test_without_a_connection_each_call_looks_for_one_anew() -> None:
+    bench = Bench(2)
+    for line in bench.lines:
+        line.is_connected = False
+    bench.pick()
+    assert [line.attempts for line in bench.lines] == [1, 1]
+    bench.pick()
+    assert [line.attempts for line in bench.lines] == [2, 2]
+    bench.lines[1].is_connected = True
+    assert bench.pick_many(3) == [bench.lines[1]] * 3
+
+
+async def test_only_channel_of_a_pool_gets_all_calls() -> None:
+    bench = Bench(1)
+    assert bench.pick_many(2 * MAX_TOGETHER) == bench.lines * (2 * MAX_TOGETHER)
+    bench.lines[0].is_connected = False
+    assert bench.pick() is bench.lines[0]
+
+
+@given(
+    count=st.integers(1, 4),
+    acts=st.lists(st.sampled_from(["pick"] * 6 + ["turn", "lose", "connect"]), max_size=120),
+    data=st.data(),
+)
+def test_calls_go_to_connected_channels_and_each_used_one_is_known(
+    count: int, acts: list[str], data: st.DataObject
+) -> None:
+    """A pool that does not know a used channel would not renew it."""
+
+    async def run() -> None:
+        bench, used = Bench(count), set[Line]()
+        last: Line | None = None  # of this turn
+        together = 0
+        for act in acts:
+            if act == "pick":
+                line = bench.pick()
+                used.add(line)
+                assert line.is_connected or not any(one.is_connected for one in bench.lines)
+                may_stay = last is not None and last.is_connected and together < MAX_TOGETHER
+                assert not may_stay or line is last
+                together = together + 1 if may_stay else 1
+                last = line
+            elif act == "turn":
+                await next_turn()
+                last = None
+            else:
+                bench.lines[data.draw(st.integers(0, count - 1))].is_connected = act == "connect"
+        assert {cast("Line", channel) for channel in bench.pool._used} == used
+
+    asyncio.run(run())

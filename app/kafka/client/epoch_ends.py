@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v9, FetchRequest_v11, FetchRequestStruct
 from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
 
-from app.kafka.client.cluster import READ_COMMITTED, ClusterClient
+from app.kafka.client.cluster import ClusterClient
 
 NOT_KNOWN = -1  # an epoch, or an end
 FENCED_EPOCH, UNKNOWN_EPOCH = 74, 75  # FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH (the broker is behind)
-_CONSUMER, _NO_SESSION, _FINAL_EPOCH = -1, 0, -1
+_CONSUMER = -1
 
 Partition = tuple[str, int]
 
@@ -93,42 +92,3 @@ async def epoch_ends(
         for topic, partitions in response.topics
         for code, partition, epoch, end_offset in partitions
     }
-
-
-class EpochFetchRequest(Request[FetchRequestStruct]):
-    """A fetch that names the leader's epoch, from version 9 on (Kafka 2.1). aiokafka's own never does.
-
-    Args:
-        topics: Topic, (partition, next offset, bytes).
-        epochs: The leaders' epochs; `NOT_KNOWN` for any.
-    """
-
-    API_KEY = 1
-
-    def __init__(
-        self, wait_ms: int, min_bytes: int, max_bytes: int,
-        topics: list[tuple[str, list[tuple[int, int, int]]]], epochs: Mapping[Partition, int],
-    ) -> None:  # fmt: skip
-        self._limits = wait_ms, min_bytes, max_bytes
-        self._topics = topics
-        self._epochs = epochs
-
-    def build(self, request_struct_class: type[FetchRequestStruct]) -> FetchRequestStruct:
-        version = request_struct_class.API_VERSION
-        if version < FetchRequest_v9.API_VERSION:
-            plain = FetchRequest(*self._limits, READ_COMMITTED, self._topics)
-            return plain.build(request_struct_class)
-        topics = [
-            (
-                topic,
-                [
-                    (partition, self._epochs.get((topic, partition), NOT_KNOWN), next_offset, -1, size)
-                    for partition, next_offset, size in partitions
-                ],
-            )
-            for topic, partitions in self._topics
-        ]
-        rack = [""] if version >= FetchRequest_v11.API_VERSION else []
-        return request_struct_class(
-            _CONSUMER, *self._limits, READ_COMMITTED, _NO_SESSION, _FINAL_EPOCH, topics, [], *rack
-        )

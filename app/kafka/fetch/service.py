@@ -12,6 +12,8 @@ Rules
 4. A broker works on one request per connection at a time. A partition that becomes ready during a long
    poll is therefore requested on another of the broker's `CONNECTIONS`. The last one polls only for
    `LAST_WAIT_MS`, so that no partition waits long. A partition without data waits for it and joins.
+   A request costs as much for one partition as for many. So while the first connection brings data
+   quickly, partitions of the others join it.
 5. Offsets that the log lost, and a recreated topic, are never skipped silently: see `LogGap`, `log_watch`.
 6. The position moves once the sink has taken the offsets before it. Refused data is fetched again.
 7. A failing partition waits alone, with backoff, or until a new leader is elected (`leader_search`).
@@ -25,13 +27,12 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, KeysView
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
 from mode import Service
 
-from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import (
     LEADER_ERROR_CODES,
     NO_LEADER,
@@ -44,7 +45,6 @@ from app.kafka.client.epoch_ends import (
     NOT_KNOWN,
     UNKNOWN_EPOCH,
     EpochEnd,
-    EpochFetchRequest,
     epoch_ends,
 )
 from app.kafka.fetch.deliveries import (
@@ -66,6 +66,7 @@ from app.kafka.fetch.held_partitions import HeldPartitions
 from app.kafka.fetch.leader_search import LeaderSeeker
 from app.kafka.fetch.log_watch import WATERMARKS_S, LogWatch, find_gap
 from app.kafka.fetch.offsets_at_time import offsets_at
+from app.kafka.fetch.protocol import Fetch, PartitionAnswer, WantedPartition, answers_of
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf, SharedReadService
 from app.kafka.records.batch import MAX_BATCH_BYTES, CorruptBatch, take
 from app.kafka.records.checksum import crc32c
@@ -79,11 +80,18 @@ RESPONSE_MAX_BYTES = 8 * 1024 * 1024
 LEAST_BYTES = 64 * 1024  # what each partition may hold beyond the budget, or one batch
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # most bytes requested to find the batch after a damaged one
 CONNECTIONS = 3
+FIRST, LAST = 0, CONNECTIONS - 1
+JOIN_S = 0.005  # the longest that a partition waits for the first connection's next request
+LOOP_TURNS = 3  # between two requests: what came is dispatched, and its calls leave
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
 LEADER_SEARCH_INTERVAL_S = 0.25
 INCIDENT_DELAY_S = 3.0  # shorter trouble, such as a leader election, is not reported
 
 OFFSET_OUT_OF_RANGE = 1
+
+
+def _had_data(part: PartitionFetch) -> bool:
+    return not part.idle
 
 
 class FetchService(Service):
@@ -103,16 +111,22 @@ class FetchService(Service):
         self._deliver = deliver
         self._partitions: dict[FetchKey, PartitionFetch] = {}
         self._free: dict[int, set[int]] = {}  # connections of each broker
+        self._crowded: set[int] = set()  # brokers with ready partitions, and no free connection
+        # By broker, for its first connection: since when what is requested, while data flows; and which
+        # partitions wait to join, until when.
+        self._flowing: dict[int, tuple[float, KeysView[tuple[str, int]]]] = {}
+        self._joining: dict[int, list[tuple[PartitionFetch, float]]] = {}
+        self._lacks_room = False  # a partition is not fetched before bytes are freed
         self._polls: set[asyncio.Task[None]] = set()
         self._leaders = LeaderSeeker(client)
         self._wake = asyncio.Event()
         self.shared_reads = SharedReadService(deliver, budget, self._wake.set)
 
     async def on_start(self) -> None:
-        self.budget.waiters.append(self._wake.set)
+        self.budget.waiters.append(self._on_freed)
 
     async def on_stop(self) -> None:
-        self.budget.waiters.remove(self._wake.set)
+        self.budget.waiters.remove(self._on_freed)
         self._wake.set()
         for poll in list(self._polls):
             poll.cancel()
@@ -200,9 +214,9 @@ class FetchService(Service):
         ready: dict[tuple[int, int], list[PartitionFetch]] = {}
         requested: Counter[tuple[str, int]] = Counter()
         free_bytes = self.budget.free_bytes
+        self._lacks_room = False
         for part in list(self._partitions.values()):
-            most_bytes = PARTITION_BUFFER_BYTES if free_bytes > part.leaves_bytes else 1
-            if part.polling or part.unreleased_bytes >= most_bytes or part.leaves_bytes >= ALL_BYTES:
+            if part.polling or not self._has_room(part, free_bytes):
                 continue
             if part.retry_at_s > now_s:
                 wait_s = min(wait_s, part.retry_at_s - now_s)
@@ -219,10 +233,14 @@ class FetchService(Service):
                 turn = requested[part.topic, part.partition]
                 requested[part.topic, part.partition] += 1
                 ready.setdefault((node, turn), []).append(part)
+        self._crowded.clear()
         for (node, _), found in ready.items():
             parts = [part for part in found if not (part.removed or part.polling)]  # an await may change it
             free = self._free.setdefault(node, set(range(CONNECTIONS)))
-            if not free or not parts:
+            if not parts:
+                continue
+            if not free:
+                self._crowded.add(node)
                 continue
             connection = min(free)
             free.remove(connection)
@@ -235,12 +253,31 @@ class FetchService(Service):
             poll.add_done_callback(self._polls.discard)
         return max(wait_s, 0.001)
 
+    def _has_room(self, part: PartitionFetch, free_bytes: int) -> bool:
+        """Whether the partition may hold more bytes; if not, freed bytes start the next look (rule 2)."""
+        if part.leaves_bytes >= ALL_BYTES:
+            return False
+        has_room = part.unreleased_bytes < (PARTITION_BUFFER_BYTES if free_bytes > part.leaves_bytes else 1)
+        self._lacks_room |= not has_room
+        return has_room
+
+    def _on_freed(self) -> None:
+        if self._lacks_room:
+            self._wake.set()
+
     def _last_is_busy(self, node: int) -> bool:
-        return CONNECTIONS - 1 not in self._free.get(node, {CONNECTIONS - 1})
+        return LAST not in self._free.get(node, {LAST})
 
     async def _poll(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
+        """Fetches partitions over a connection, again and again while some are ready at once."""
         try:
-            await self._fetch(node, connection, parts)
+            async with asyncio.timeout(None) as timeout:
+                while parts:
+                    began_s = time.monotonic()
+                    await self._fetch(node, connection, parts, timeout)
+                    for _ in range(0 if connection == LAST else LOOP_TURNS):
+                        await asyncio.sleep(0)
+                    parts = self._again(node, connection, parts, began_s)
         except (KafkaError, OSError, TimeoutError) as error:
             self.client.client.force_metadata_update()
             for part in parts:
@@ -253,47 +290,90 @@ class FetchService(Service):
             for part in parts:
                 part.polling = False
             self._free[node].add(connection)
+            if connection == FIRST:
+                self._flowing.pop(node, None)
+                self._joining.pop(node, None)
             self._wake.set()
 
-    async def _fetch(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
+    def _again(
+        self, node: int, connection: int, parts: list[PartitionFetch], began_s: float
+    ) -> list[PartitionFetch]:
+        """The partitions that are fetched again over this connection at once; the service looks for the rest.
+        `began_s`: when the last request began."""
+        if connection == FIRST:
+            for part, until_s in self._joining.pop(node, ()):
+                if not part.polling and part.retry_at_s == until_s:  # nothing has happened to it since
+                    part.retry_at_s, part.polling = 0.0, True
+                    parts = [*parts, part]
+        now_s, free_bytes = time.monotonic(), self.budget.free_bytes
+        joins_last = self._last_is_busy(node)
+        again: dict[tuple[str, int], PartitionFetch] = {}
+        if connection != LAST and node not in self._crowded and not self.should_stop:
+            for part in sorted(parts, key=_had_data):  # rule 3
+                if part.node != node or part.removed or part.unsure or (part.idle and joins_last):
+                    continue
+                # A follower leaves a moment for what others read (`app.kafka.fetch.shared_read_service`).
+                if part.counts is None and part.retry_at_s <= now_s and self._has_room(part, free_bytes):
+                    again.setdefault((part.topic, part.partition), part)
+        if connection == FIRST:
+            self._flowing.pop(node, None)
+            if now_s - began_s < JOIN_S and not all(part.idle for part in again.values()):
+                self._flowing[node] = now_s, again.keys()
+        elif (flowing := self._flowing.get(node)) is not None and now_s - flowing[0] < JOIN_S:
+            for name in again.keys() - flowing[1]:
+                part = again.pop(name)
+                part.retry_at_s = now_s + JOIN_S
+                self._joining.setdefault(node, []).append((part, part.retry_at_s))
+        found = [*again.values()]
+        if len(found) < len(parts):
+            for part in set(parts).difference(found):
+                part.polling = False
+            self._wake.set()
+        return found
+
+    async def _fetch(
+        self, node: int, connection: int, parts: list[PartitionFetch], timeout: asyncio.Timeout
+    ) -> None:
         if unsure := [part for part in parts if part.unsure]:
             await self._compare(node, unsure)
             parts = [part for part in parts if not part.unsure and not part.removed]
             if not parts:
                 return
-        topics: dict[str, list[tuple[int, int, int]]] = {}
+        wanted: list[WantedPartition] = []
         by_name: dict[tuple[str, int], PartitionFetch] = {}
         free_bytes = self.budget.free_bytes
         for part in parts:
             most_bytes = min(part.max_bytes, LEAST_BYTES if free_bytes <= part.leaves_bytes else ALL_BYTES)
-            topics.setdefault(part.topic, []).append((part.partition, part.next_offset, most_bytes))
+            wanted.append(
+                WantedPartition(part.topic, part.partition, part.epoch, part.next_offset, most_bytes)
+            )
             by_name[part.topic, part.partition] = part
-        wait_ms = LAST_WAIT_MS if connection == CONNECTIONS - 1 else MAX_WAIT_MS
+        wait_ms = LAST_WAIT_MS if connection == LAST else MAX_WAIT_MS
         max_bytes = self.budget.room_for(RESPONSE_MAX_BYTES)
         if free_bytes <= 0:
             max_bytes = min(RESPONSE_MAX_BYTES, LEAST_BYTES * len(parts))
-        epochs = {at: part.epoch for at, part in by_name.items()}
-        request = EpochFetchRequest(wait_ms, 1, max_bytes, list(topics.items()), epochs)
+        request = Fetch(wait_ms, max_bytes, wanted)
         self.budget.requested_bytes += max_bytes
         try:
-            async with asyncio.timeout(None) as timeout:
-                self._leaders.polls[timeout] = time.monotonic(), parts
-                try:
-                    response = await self.client.send(node, request, f"fetch-{connection}")
-                finally:
-                    del self._leaders.polls[timeout]
+            self._leaders.polls[timeout] = time.monotonic(), parts
+            try:
+                response = await self.client.send(node, request, f"fetch-{connection}")
+            finally:
+                del self._leaders.polls[timeout]
+            timeout.reschedule(None)  # the search may have ended it in this turn of the loop
             if getattr(response, "error_code", 0):
                 raise for_code(response.error_code)
-            for topic, answers in response.topics:
-                for partition, *answer in answers:
-                    found = by_name.pop((topic, partition), None)
-                    if found is None or found.removed or found.unsure:  # another leader was elected meanwhile
-                        continue
-                    try:
-                        await self._answered(found, answer)
-                    except Exception as error:  # of the sink or of unknown bytes: only this partition fails
-                        log.exception("fetched data was not accepted", topic=topic, partition=partition)
-                        await self._failed(found, UNEXPECTED, repr(error))
+            for answer in answers_of(response):
+                found = by_name.pop((answer.topic, answer.partition), None)
+                if found is None or found.removed or found.unsure:  # another leader was elected meanwhile
+                    continue
+                try:
+                    await self._answered(found, answer)
+                except Exception as error:  # of the sink or of unknown bytes: only this partition fails
+                    log.exception(
+                        "fetched data was not accepted", topic=answer.topic, partition=answer.partition
+                    )
+                    await self._failed(found, UNEXPECTED, repr(error))
         finally:
             self.budget.requested_bytes -= max_bytes
 
@@ -317,21 +397,18 @@ class FetchService(Service):
             self.client.client.force_metadata_update()
         await self._failed(part, code, refusal(code, self.client.spec, part.topic, part.partition))
 
-    async def _answered(self, part: PartitionFetch, answer: list[ResponseFields]) -> None:
-        # READ_COMMITTED needs v4.
-        # v4: (last stable offset, aborted, data); v5: log start before aborted; v11: replica before data
-        code, high_watermark, *rest = answer
-        data, aborted = rest[-1], next((field for field in rest if isinstance(field, list)), None) or []
+    async def _answered(self, part: PartitionFetch, answer: PartitionAnswer) -> None:
+        code, data = answer.code, answer.data
         part.idle = not data
         if part.lingers_s and data and len(data) < part.max_bytes // 2:
             part.retry_at_s = max(part.retry_at_s, time.monotonic() + part.lingers_s)
         if code == OFFSET_OUT_OF_RANGE or (code == 0 and part.doubted):
             await self._check_log(part, code)
         elif code == 0:
-            part.high_watermark, part.seen_at_s = high_watermark, time.monotonic()
-            part.note_stable(part.high_watermark if data else rest[0], part.seen_at_s)
+            part.high_watermark, part.seen_at_s = answer.high_watermark, time.monotonic()
+            part.note_stable(part.high_watermark if data else answer.stable_offset, part.seen_at_s)
             if data:
-                await self._deliver_data(part, data, [(entry[0], entry[1]) for entry in aborted])
+                await self._deliver_data(part, data, answer.aborted)
             else:
                 if part.failures or not part.is_held():  # a trouble of the broker is over
                     part.incident = ""

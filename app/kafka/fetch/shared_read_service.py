@@ -179,6 +179,7 @@ class SharedReadService:
             for piece in left:
                 piece.release()
             part.polling = part.is_given = False
+            self._wake()  # it may have become ready meanwhile
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+import structlog
+
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, FetchKey, LogGap
 from app.kafka.fetch.service import FetchService
 from app.kernel.incidents import ReportIncident, until_closed
@@ -13,7 +15,30 @@ from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset
 
+log = structlog.get_logger(__name__)
+
+MOST_ITEMS = 16  # of an event: the agent does not yield within
+
 P = TypeVar("P", bound=Pump)
+
+
+class FetchedItems:
+    """Items that travel together. It takes more until the agent has it."""
+
+    __slots__ = ("_items", "is_open")
+
+    def __init__(self, item: FetchItem) -> None:
+        self._items = [item]
+        self.is_open = True
+
+    def add(self, item: FetchItem) -> None:
+        self._items.append(item)
+        self.is_open = len(self._items) < MOST_ITEMS
+
+    def take(self) -> Sequence[FetchItem]:
+        """The items in their order; there will be no more."""
+        self.is_open = False
+        return self._items
 
 
 def pass_to_pump(
@@ -43,6 +68,16 @@ def pass_to_pump(
                 _skip_gap(pump, item, jobs, report_incident)
             case _:
                 _show_fetch_incident(pump, item, report_incident)
+
+
+def hand_over(items: FetchedItems, accept: Callable[[FetchItem], None]) -> None:
+    """Gives each item to `accept`. An error at one is logged, and costs no other."""
+    for item in items.take():
+        try:
+            accept(item)
+        except Exception:
+            log.exception("a fetched item was not accepted", topic=item.topic, partition=item.partition)
+            discard(item)
 
 
 def discard(item: FetchItem) -> None:

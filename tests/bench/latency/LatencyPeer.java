@@ -11,10 +11,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.time.Instant;
 import java.util.List;
-import java.util.Properties;
-import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
-import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
  * The peer of the bench `dispatch-latency`: Confluent Parallel Consumer with a handler in its own process,
@@ -56,7 +53,7 @@ public final class LatencyPeer {
         cells.order(ByteOrder.LITTLE_ENDIAN);
         ParallelConsumerOptions<byte[], byte[]> options =
                 ParallelConsumerOptions.<byte[], byte[]>builder()
-                        .consumer(new KafkaConsumer<>(settings(bootstrap, group)))
+                        .consumer(new KafkaConsumer<>(Settings.of(bootstrap, group)))
                         .ordering(ProcessingOrder.UNORDERED)
                         .maxConcurrency(CONCURRENCY)
                         .commitMode(CommitMode.PERIODIC_CONSUMER_ASYNCHRONOUS)
@@ -75,16 +72,5 @@ public final class LatencyPeer {
         synchronized (cells) {
             cells.putLong(at, cells.getLong(at) + 1);
         }
-    }
-
-    private static Properties settings(String bootstrap, String group) {
-        Properties settings = new Properties();
-        settings.put(ConsumerConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
-        settings.put(ConsumerConfig.GROUP_ID_CONFIG, group);
-        settings.put(ConsumerConfig.ENABLE_AUTO_COMMIT_CONFIG, false);
-        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
-        settings.put(ConsumerConfig.KEY_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        settings.put(ConsumerConfig.VALUE_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        return settings;
     }
 }

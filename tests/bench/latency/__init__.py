@@ -1,1 +1,2 @@
-"""Parts of the bench `dispatch-latency`: sides that read a topic, a steady feed, their shared histogram."""
+"""Parts of the bench `dispatch-latency`: sides that read a topic, a steady feed, their shared histogram, and
+sides that are idle."""

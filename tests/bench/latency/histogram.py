@@ -5,27 +5,22 @@ The last cell has everything from a second on. Each process that has the file op
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from itertools import accumulate
 from pathlib import Path
 
+from tests.bench.processes.shared_numbers import shared_numbers
+
 STEP_NS = 50_000
 CELLS = 20_001  # also in Java and in Go
-WORD_BYTES = 8
 
 
 class Histogram:
     """The counts in a file, which is made if there is none."""
 
     def __init__(self, path: Path) -> None:
-        path.touch()
         self.path = path
-        descriptor = os.open(path, os.O_RDWR)
-        os.ftruncate(descriptor, CELLS * WORD_BYTES)
-        self._cells = memoryview(mmap.mmap(descriptor, CELLS * WORD_BYTES)).cast("Q")
-        os.close(descriptor)
+        self._cells = shared_numbers(path, CELLS)
 
     def note(self, timestamp_ms: int) -> None:
         """Counts a message that was appended at this time, and is handled now."""
@@ -49,8 +44,7 @@ class Histogram:
         """
         if self._cells[CELLS - 1]:
             raise ValueError(f"{self._cells[CELLS - 1]} messages took longer than a second")
-        wanted = share * self.count
-        for index, reached in enumerate(accumulate(self._cells)):
-            if reached >= wanted:
-                return (index + 1) * STEP_NS / 1e6
-        raise ValueError("no message was counted")
+        if not (count := self.count):
+            raise ValueError("no message was counted")
+        steps = (step for step, reached in enumerate(accumulate(self._cells)) if reached >= share * count)
+        return (next(steps) + 1) * STEP_NS / 1e6

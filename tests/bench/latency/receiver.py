@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvloop
-
 from switchyard.receiver import Message, Receiver
 from tests.bench.latency.histogram import Histogram
+from tests.bench.processes.sdk_receiver import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,11 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def note(message: Message) -> None:
         latencies.note(message.timestamp_ms)
 
-    def started(port: int) -> None:
-        sys.stdout.write(json.dumps({"address": f"{receiver.host}:{port}"}) + "\n")
-        sys.stdout.flush()
-
-    uvloop.run(receiver.serve(started))
+    serve(receiver)
 
 
 if __name__ == "__main__":

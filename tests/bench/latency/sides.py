@@ -4,33 +4,28 @@
 |-------------------|--------------------------------------------------------------------------------|
 | unary             | a gRPC server in Go, which a worker calls for each message                     |
 | stream            | a receiver of our SDK in Python, to which a worker has a stream                |
-| aiokafka          | the loop of a plain consumer, in its own process                               |
+| aiokafka          | the loop of a plain consumer in a group, in its own process                    |
 | parallel-consumer | the handler of Confluent Parallel Consumer, in its own process                 |
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
-from app.dev.yard.java import find_java
+from app.dev.demo.stage import DemoStage, Process, http, workload
 from tests.bench.latency.histogram import Histogram
-from tests.bench.parallel_consumer import COORDINATES, VERSION
-from tests.bench.parallel_consumer.java_process import JavaProcess, compiled
-from tests.bench.peer_jars import fetched
+from tests.bench.parallel_consumer import build
+from tests.bench.parallel_consumer.java_process import JavaProcess
+from tests.bench.processes.receiver_address import address_of
 from tests.bench.unary import receiver as go_receiver
 from tests.bench.unary.cases import METHOD
 
 CLUSTER = "east-aggregate"
 SOURCE = Path(__file__).with_name("LatencyPeer.java")
 HEAP = "-Xmx1g"
-READY_S = 30.0
-_numbers = itertools.count(1)
 
 
 def unary(
@@ -47,9 +42,7 @@ def stream(
     """A stream to the receiver of our SDK."""
     command = [sys.executable, "-m", "tests.bench.latency.receiver", "--topic", topic, "--group", topic]
     receiver = stage.start(f"receiver-{topic}", [*command, "--latencies", str(latencies.path)])
-    wait_until(lambda: receiver.log.read_text().endswith("\n"), READY_S, receiver.tail)
-    address = json.loads(receiver.log.read_text().splitlines()[0])["address"]
-    return _ours(stage, worker, topic, receiver, {"address": address, "contract": "stream"})
+    return _ours(stage, worker, topic, receiver, {"address": address_of(receiver), "contract": "stream"})
 
 
 @contextlib.contextmanager
@@ -66,13 +59,13 @@ def _ours(
 
 
 @contextlib.contextmanager
-def aiokafka(stage: DemoStage, topic: str, latencies: Histogram) -> Iterator[None]:
-    """A plain consumer."""
+def aiokafka(stage: DemoStage, topic: str, latencies: Histogram) -> Iterator[Process]:
+    """A plain consumer, and its process."""
     command = [sys.executable, "-m", "tests.bench.latency.consumer", "--topic", topic]
     command += ["--bootstrap", stage.yard.bootstrap(CLUSTER), "--latencies", str(latencies.path)]
     consumer = stage.start(f"consumer-{topic}", command)
     try:
-        yield
+        yield consumer
     finally:
         consumer.terminate()
 
@@ -87,10 +80,7 @@ class ParallelConsumer:
     @contextlib.contextmanager
     def started(cls, bootstrap: str, work: Path) -> Iterator[ParallelConsumer]:
         """Compiles, runs and ends it. Raises FetchError, RuntimeError."""
-        java = find_java()
-        path = compiled(
-            java, [SOURCE], fetched(f"parallel-consumer-{VERSION}", COORDINATES), work / "classes"
-        )
+        java, path = build(work, SOURCE)
         arguments = [HEAP, "-cp", path, "LatencyPeer", bootstrap]
         with JavaProcess.started(java, arguments, work / "peer.log") as process:
             yield cls(process)

@@ -5,12 +5,9 @@ import io.confluent.parallelconsumer.ParallelStreamProcessor;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.List;
-import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicLong;
-import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
-import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
  * The peer of the bench `dispatch-stream`: Confluent Parallel Consumer with a handler that sleeps.
@@ -55,7 +52,7 @@ public final class Peer {
             throws InterruptedException {
         ParallelConsumerOptions<byte[], byte[]> options =
                 ParallelConsumerOptions.<byte[], byte[]>builder()
-                        .consumer(new KafkaConsumer<>(settings(bootstrap, group)))
+                        .consumer(new KafkaConsumer<>(Settings.of(bootstrap, group)))
                         .ordering(order)
                         .maxConcurrency(concurrency)
                         .commitMode(CommitMode.PERIODIC_CONSUMER_ASYNCHRONOUS)
@@ -85,20 +82,6 @@ public final class Peer {
         processor.closeDontDrainFirst();
         return (tail - head) * 1e9 / (marks[1] - marks[0]);
     }
-
-    private static Properties settings(String bootstrap, String group) {
-        Properties settings = new Properties();
-        settings.put(ConsumerConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
-        settings.put(ConsumerConfig.GROUP_ID_CONFIG, group);
-        settings.put(ConsumerConfig.ENABLE_AUTO_COMMIT_CONFIG, false);
-        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
-        settings.put(ConsumerConfig.MAX_POLL_RECORDS_CONFIG, POLL_RECORDS);
-        settings.put(ConsumerConfig.KEY_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        settings.put(ConsumerConfig.VALUE_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        return settings;
-    }
-
-    private static final int POLL_RECORDS = Integer.getInteger("poll.records", 500);
 
     private static void sleep(long latencyMs) {
         try {

@@ -1,4 +1,4 @@
-"""Fetches Confluent Parallel Consumer, compiles `Peer.java` against it, and runs that.
+"""Fetches Confluent Parallel Consumer, compiles a harness against it, and runs the one of `dispatch-stream`.
 
 The jars are those that its own description asks for (its Kafka client among them), kept in the folder of
 everything that Switchyard fetches.
@@ -19,12 +19,12 @@ COORDINATES = (
     f"io.confluent.parallelconsumer:parallel-consumer-core:{VERSION}",
     "org.slf4j:slf4j-nop:2.0.13",  # without it, logging costs more than the work
 )
-SOURCE = Path(__file__).with_name("Peer.java")
+SOURCE, SETTINGS = (Path(__file__).with_name(name) for name in ("Peer.java", "Settings.java"))
 HEAP = "-Xmx2g"
 
 
-def build(work: Path) -> tuple[Java, str]:
-    """Java, and the class path with `Peer` in it; `work` receives the classes.
+def build(work: Path, source: Path = SOURCE) -> tuple[Java, str]:
+    """Java, and the class path with the source's classes and `Settings` in it; `work` receives the classes.
 
     Raises:
         FetchError: The jars cannot be fetched.
@@ -32,7 +32,7 @@ def build(work: Path) -> tuple[Java, str]:
     """
     java = find_java()
     jars = fetched(f"parallel-consumer-{VERSION}", COORDINATES)
-    return java, compiled(java, [SOURCE], jars, work / "classes")
+    return java, compiled(java, [source, SETTINGS], jars, work / "classes")
 
 
 class Peer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -10,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.dev.demo.stage import DemoStage, Process, StageError, http, wait_until, workload
-from tests.bench.streams.receiver import Counter
+from tests.bench.processes.receiver_address import address_of
+from tests.bench.processes.shared_numbers import shared_numbers
 
 CLUSTER = "east-aggregate"
 HEAD, TAIL = 0.1, 0.9  # measured between these shares of the messages: neither start nor end
 POLL_S = 0.005
 RUN_S = 180.0
-READY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Receivers:
         self.case = case
         self.groups = [f"{stage.region}{number}-{run}" for run in range(runs)]
         counter = stage.home / f"counter-{number}"
-        self.cells = Counter(counter, runs).cells
+        self.cells = shared_numbers(counter, runs)
         command = [sys.executable, "-m", "tests.bench.streams.receiver", "--topic", topic]
         command += ["--counter", str(counter), "--latency-ms", str(case.latency_ms)]
         command += ["--handlers", str(case.handlers)]
@@ -73,13 +72,7 @@ class Receivers:
         if case.stuck_at is not None:
             command += ["--stuck-at", str(case.stuck_at)]
         self.process = stage.start(f"stream-receiver-{number}", command)
-        wait_until(self._listens, READY_S, self.process.tail)
-        self.address = json.loads(self.process.log.read_text().splitlines()[0])["address"]
-
-    def _listens(self) -> bool:
-        if not self.process.running:
-            raise StageError(f"the receiver ended:\n{self.process.tail()}")
-        return self.process.log.read_text().endswith("\n")
+        self.address = address_of(self.process)
 
     def close(self) -> None:
         """Ends it."""

@@ -1,40 +1,24 @@
 """A receiver of our SDK, in a process of its own, whose handler does as little as possible.
 
-It counts handled messages in memory that it shares with the bench: `Counter`. A redelivery counts again, so a
-bench must not have any.
+It counts handled messages in numbers that it shares with the bench. A redelivery counts again, so a bench
+must not have any.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import mmap
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from switchyard.receiver import Message, Receiver, Stash, Verdict
+from tests.bench.processes.sdk_receiver import serve
+from tests.bench.processes.shared_numbers import shared_numbers
 
-WORD_BYTES = 8
 POISON_EVERY = 1_000
 TICK_S = 0.001
-
-
-class Counter:
-    """Numbers in a file, one a handler; each process that has it open sees changes at once."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        path.touch()
-        descriptor = os.open(path, os.O_RDWR)
-        os.ftruncate(descriptor, size * WORD_BYTES)
-        self.cells = memoryview(mmap.mmap(descriptor, size * WORD_BYTES)).cast("Q")
-        os.close(descriptor)
 
 
 class Nap:
@@ -101,17 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--handlers", type=int, default=10_000, help="at once")
     parser.add_argument("--stuck-at", type=int)
     options = parser.parse_args(arguments)
-    cells = Counter(options.counter, len(options.group)).cells
+    cells = shared_numbers(options.counter, len(options.group))
     receiver = Receiver(max_tasks=options.handlers)
     for index, group in enumerate(options.group):
         handle = handler(cells, index, options.latency_ms / 1000, options.stuck_at)
         receiver.on(topic=options.topic, group=group)(handle)
-
-    def started(port: int) -> None:
-        sys.stdout.write(json.dumps({"address": f"{receiver.host}:{port}"}) + "\n")
-        sys.stdout.flush()
-
-    uvloop.run(receiver.serve(started))
+    serve(receiver)
 
 
 if __name__ == "__main__":

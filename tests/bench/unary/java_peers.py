@@ -19,14 +19,14 @@ from pathlib import Path
 
 from app.dev.yard.jars import JarSet
 from app.dev.yard.java import find_java
-from tests.bench.parallel_consumer import VERSION
+from tests.bench.parallel_consumer import SETTINGS, VERSION
 from tests.bench.parallel_consumer.java_process import JavaProcess, compiled
 from tests.bench.peer_jars import fetched
 from tests.bench.unary.cases import MEASURED_S, METHOD, Case, Measured
 from tests.grpc_client.peers.build import GRPC_JAVA, JAVA_COORDINATES
 
 SOURCES = Path(__file__).parent / "java"
-SHARED = ("Calls.java", "Window.java")
+SHARED = (SOURCES / "Calls.java", SOURCES / "Window.java", SETTINGS)
 REACTOR = f"parallel-consumer-reactor-{VERSION}"
 REACTOR_COORDINATES = (
     f"io.confluent.parallelconsumer:parallel-consumer-reactor:{VERSION}",
@@ -82,8 +82,7 @@ def share_groups(bootstrap: str, work: Path) -> Iterator[JavaPeer]:
 def _started(main: str, jars: list[Path], bootstrap: str, work: Path) -> Iterator[JavaProcess]:
     java = find_java()
     grpc_jars = fetched(f"grpc-java-{GRPC_JAVA}", JAVA_COORDINATES)  # first: its Guava is the newer one
-    sources = [SOURCES / name for name in (*SHARED, f"{main}.java")]
-    path = compiled(java, sources, [*grpc_jars, *jars], work / main)
+    path = compiled(java, [*SHARED, SOURCES / f"{main}.java"], [*grpc_jars, *jars], work / main)
     arguments = [*JVM, "-cp", path, main, bootstrap, METHOD.removeprefix("/")]
     with JavaProcess.started(java, arguments, work / f"{main}.log") as process:
         yield process

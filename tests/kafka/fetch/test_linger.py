@@ -9,6 +9,7 @@ import pytest
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
+from app.kafka.fetch.protocol import PartitionAnswer
 from app.kafka.fetch.service import FetchService
 from tests.kafka.records.batches import make_batch
 
@@ -30,7 +31,7 @@ async def test_partition_with_little_data_is_requested_again_later(
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), deliver, ByteBudget(1 << 24))
     service.add("key", "orders", 0, 0, lingers_s=lingers_s)
     part = service._partitions["key"]
-    await service._answered(part, [0, 1_000, [], data])
+    await service._answered(part, PartitionAnswer("orders", 0, 0, 1_000, 1_000, [], data))
 
     assert [type(item) for item in delivered] == [FetchedBatches]
     assert (part.retry_at_s > time.monotonic()) is waits

@@ -28,6 +28,7 @@ from app.kafka.fetch.deliveries import (
     FetchIncident,
     PartitionFetch,
 )
+from app.kafka.fetch.protocol import PartitionAnswer
 from app.kafka.fetch.service import FetchService
 from app.kafka.fetch.shared_read_service import Counts
 from app.kafka.records.header_arrays import BatchHeaderArrays
@@ -111,7 +112,8 @@ class Rig:
 
     async def answer(self, part: PartitionFetch, *batches: bytes, aborted: Any = ()) -> None:
         """Answers a fetch of this reader with these batches."""
-        await self.service._answered(part, [0, 1_000, 1_000, [*aborted], b"".join(batches)])
+        data = b"".join(batches)
+        await self.service._answered(part, PartitionAnswer("orders", 0, 0, 1_000, 1_000, [*aborted], data))
 
     async def settle(self) -> None:
         """Waits until the follower has taken all that it is given."""
@@ -225,6 +227,15 @@ async def test_refused_data_is_fetched_again() -> None:
     await rig.answer(rig.leader, batch(10))
     await rig.settle()
     assert (rig.follower.next_offset, rig.waits, rig.budget.used_bytes) == (10, False, 0)
+
+
+async def test_end_of_given_data_starts_a_look() -> None:
+    rig = Rig()
+    await rig.answer(rig.leader, batch(0))
+    assert rig.follower.is_given
+    rig.service._wake.clear()  # a look that found the follower busy
+    await rig.settle()
+    assert rig.service._wake.is_set()
 
 
 async def test_follower_that_gets_data_during_scheduling_is_not_fetched() -> None:

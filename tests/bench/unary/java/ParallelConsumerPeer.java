@@ -6,12 +6,9 @@ import io.grpc.stub.StreamObserver;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.List;
-import java.util.Properties;
 import java.util.concurrent.CompletableFuture;
-import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
-import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import reactor.core.publisher.Mono;
 import reactor.core.scheduler.Schedulers;
 
@@ -51,7 +48,7 @@ public final class ParallelConsumerPeer {
         String group = words[2];
         ParallelConsumerOptions<byte[], byte[]> options =
                 ParallelConsumerOptions.<byte[], byte[]>builder()
-                        .consumer(new KafkaConsumer<>(settings(bootstrap, group)))
+                        .consumer(new KafkaConsumer<>(Settings.of(bootstrap, group, POLL_RECORDS)))
                         .ordering(ProcessingOrder.UNORDERED)
                         .maxConcurrency(Integer.parseInt(words[3]))
                         .commitMode(CommitMode.PERIODIC_CONSUMER_ASYNCHRONOUS)
@@ -93,17 +90,5 @@ public final class ParallelConsumerPeer {
                     }
                 });
         return answer;
-    }
-
-    private static Properties settings(String bootstrap, String group) {
-        Properties settings = new Properties();
-        settings.put(ConsumerConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
-        settings.put(ConsumerConfig.GROUP_ID_CONFIG, group);
-        settings.put(ConsumerConfig.ENABLE_AUTO_COMMIT_CONFIG, false);
-        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
-        settings.put(ConsumerConfig.MAX_POLL_RECORDS_CONFIG, POLL_RECORDS);
-        settings.put(ConsumerConfig.KEY_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        settings.put(ConsumerConfig.VALUE_DESERIALIZER_CLASS_CONFIG, ByteArrayDeserializer.class);
-        return settings;
     }
 }

@@ -87,10 +87,10 @@ var benchService = grpc.ServiceDesc{
 	Methods: []grpc.MethodDesc{{
 		MethodName: "Call",
 		Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			err := decode(nothing)
 			if latencies != nil {
 				noteLatency(latencies, ctx)
 			}
-			err := decode(nothing)
 			time.Sleep(time.Duration(*benchDelayMs) * time.Millisecond) // returns at once for 0
 			return nothing, err
 		},
