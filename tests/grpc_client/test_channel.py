@@ -254,6 +254,8 @@ async def test_deadlines_pass_while_a_call_waits_and_while_it_runs() -> None:
         serving(holding(1, release)) as server,
         channel_to(server.port, ChannelOptions(max_connections=1)) as channel,
     ):
+        channel.connect()
+        await until(lambda: channel.is_connected)  # however long it takes
         caller = Caller(channel)
         _, first = caller.begin(timeout_s=0.4)
         waiting = await caller.call(timeout_s=0.2)
