@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 def names() -> list[str]:
     """The names of all benches."""
     stems = {path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHES
-    return sorted(stem.replace("_", "-") for stem in stems)
+    return sorted(stem.replace("_", "-") for stem in stems if not stem.startswith("test_"))
 
 
 def finish(name: str, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -438,6 +438,8 @@ class BatchDelivery(OutBatch):
         self.pump.batched -= end - start
         if not self.open_messages:
             self.pump.batches.discard(self)
+            # A batch that refers to itself keeps its messages until the garbage collector runs.
+            self.on_results = _no_results
         self.pump.runtime.batch_answered(self, start, end, result)
 
     def single(self, index: int) -> Delivery:
@@ -475,6 +477,10 @@ class BatchDelivery(OutBatch):
 
     def cancel_unsent(self) -> None:
         self.stream.cancel_unsent(self)
+
+
+def _no_results(_start: int, _end: int, _result: CallResult) -> None:
+    raise AssertionError("every message of the batch has its answer")
 
 
 def recall(pump: DeliveryPump) -> None:

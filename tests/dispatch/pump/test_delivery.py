@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from app.dispatch.jobs.interceptor_chain import make_chain
+from app.dispatch.pump.delivery import BatchDelivery, Delivery
+from app.dispatch.push.stream.outbox import REQUEST_BYTES
 from app.payload.schema_loader import SchemaLoader
 from switchyard.receiver import Message, Retry
-from tests.dispatch.pump.rig import definition, dispatch_rig
+from tests.dispatch.pump.rig import definition, dispatch_rig, numbers
 from tests.payload.schemas import file_of, framed, set_of
 
 CONTRACTS = ["unary", "stream"]
@@ -107,3 +110,27 @@ async def test_a_receiver_gets_the_message_without_its_frame_unless_it_asks_for_
     wanted = {body if unframed else record, b""} | ({b"no frame"} if invalid == "deliver" else set())
     assert {message.value for message in rig.seen} == wanted
     assert rig.copied.values("dlq") == ([b"no frame"] if invalid == "dlq" else [])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_answered_messages_are_freed_without_a_garbage_collection(contract: str) -> None:
+    larger_than_a_request = b"." * 2 * REQUEST_BYTES
+
+    def every_tenth_again(message: Message) -> Any:
+        return Retry(0.01) if message.offset % 10 == 0 and message.attempt == 1 else None
+
+    def left() -> list[object]:
+        return [found for found in gc.get_objects() if isinstance(found, BatchDelivery | Delivery)]
+
+    async with dispatch_rig(every_tenth_again, target={"contract": contract}) as rig:
+        pump = rig.pump()
+        gc.collect()  # what earlier tests left
+        gc.disable()
+        try:
+            rig.feed(pump, [(None, larger_than_a_request)] * 3)
+            await rig.idle()
+            rig.feed(pump, numbers(200))
+            await rig.idle()
+            await rig.until(lambda: not left())
+        finally:
+            gc.enable()

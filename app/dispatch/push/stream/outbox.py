@@ -51,6 +51,8 @@ class Outbox:
     def next_request(self) -> bytes | None:
         """The next request; None: there is nothing to send now."""
         book = self.book
+        if self._large and not book.in_flight:
+            self._large.clear()  # they are answered, and have their batch's messages in memory
         request = DeliverRequest()
         for start, end in self.canceled:
             request.canceled.add(start=start, end=end)
@@ -96,6 +98,7 @@ class Outbox:
             return None
         book.sent(1)
         book.sent_bytes(len(data))
+        self._large = {size: at for size, at in self._large.items() if book.is_open(*at)}
         self._large[len(data)] = (batch, index)
         if len(self._large) > MAX_LARGE:
             del self._large[next(iter(self._large))]
