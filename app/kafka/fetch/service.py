@@ -9,11 +9,9 @@ Rules
    bytes count as held, so that parallel polls share the room. A partition that holds nothing may request
    `LEAST_BYTES` without room, so that every partition advances.
 3. A partition that got data moves to the end, because a broker fills the first partitions of a request first.
-4. A broker works on one request per connection at a time. A partition that becomes ready during a long
-   poll is therefore requested on another of the broker's `CONNECTIONS`. The last one polls only for
-   `LAST_WAIT_MS`, so that no partition waits long. A partition without data waits for it and joins.
-   A request costs as much for one partition as for many. So while the first connection brings data
-   quickly, partitions of the others join it.
+4. A partition that becomes ready during a long poll is requested over another connection
+   (`broker_connections`). The last one polls only for `LAST_WAIT_MS`, so that no partition waits long.
+   A partition without data waits for it and joins.
 5. Offsets that the log lost, and a recreated topic, are never skipped silently: see `LogGap`, `log_watch`.
 6. The position moves once the sink has taken the offsets before it. Refused data is fetched again.
 7. A failing partition waits alone, with backoff, or until a new leader is elected (`leader_search`).
@@ -26,8 +24,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, KeysView
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
@@ -47,6 +45,7 @@ from app.kafka.client.epoch_ends import (
     EpochEnd,
     epoch_ends,
 )
+from app.kafka.fetch.broker_connections import FIRST, LAST, BrokerConnections
 from app.kafka.fetch.deliveries import (
     ALL_BYTES,
     CORRUPT,
@@ -74,14 +73,11 @@ from app.kafka.records.header_arrays import heads_of
 
 log = structlog.get_logger(__name__)
 
-MAX_WAIT_MS = 250
+MAX_WAIT_MS = 500
 LAST_WAIT_MS = 20  # the longest that a newly ready partition waits for a connection
 RESPONSE_MAX_BYTES = 8 * 1024 * 1024
 LEAST_BYTES = 64 * 1024  # what each partition may hold beyond the budget, or one batch
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # most bytes requested to find the batch after a damaged one
-CONNECTIONS = 3
-FIRST, LAST = 0, CONNECTIONS - 1
-JOIN_S = 0.005  # the longest that a partition waits for the first connection's next request
 LOOP_TURNS = 3  # between two requests: what came is dispatched, and its calls leave
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
 LEADER_SEARCH_INTERVAL_S = 0.25
@@ -110,12 +106,7 @@ class FetchService(Service):
         self.budget = budget
         self._deliver = deliver
         self._partitions: dict[FetchKey, PartitionFetch] = {}
-        self._free: dict[int, set[int]] = {}  # connections of each broker
-        self._crowded: set[int] = set()  # brokers with ready partitions, and no free connection
-        # By broker, for its first connection: since when what is requested, while data flows; and which
-        # partitions wait to join, until when.
-        self._flowing: dict[int, tuple[float, KeysView[tuple[str, int]]]] = {}
-        self._joining: dict[int, list[tuple[PartitionFetch, float]]] = {}
+        self._brokers: defaultdict[int, BrokerConnections] = defaultdict(BrokerConnections)
         self._lacks_room = False  # a partition is not fetched before bytes are freed
         self._polls: set[asyncio.Task[None]] = set()
         self._leaders = LeaderSeeker(client)
@@ -223,7 +214,7 @@ class FetchService(Service):
                 continue
             if part.node is None:
                 part.node = self.client.known_leader(part.topic, part.partition)
-            if part.idle and part.node is not None and self._last_is_busy(part.node):
+            if part.idle and part.node is not None and self._brokers[part.node].last_is_busy:
                 continue
             if (node := part.node) is None:
                 await self._failed(part, *self.client.why_no_leader(part.topic, part.partition))
@@ -233,17 +224,12 @@ class FetchService(Service):
                 turn = requested[part.topic, part.partition]
                 requested[part.topic, part.partition] += 1
                 ready.setdefault((node, turn), []).append(part)
-        self._crowded.clear()
+        for broker in self._brokers.values():
+            broker.is_crowded = False
         for (node, _), found in ready.items():
             parts = [part for part in found if not (part.removed or part.polling)]  # an await may change it
-            free = self._free.setdefault(node, set(range(CONNECTIONS)))
-            if not parts:
+            if not parts or (connection := self._brokers[node].take()) is None:
                 continue
-            if not free:
-                self._crowded.add(node)
-                continue
-            connection = min(free)
-            free.remove(connection)
             for part in parts:
                 part.polling = True
                 # The last requested partition is last in the next request.
@@ -264,9 +250,6 @@ class FetchService(Service):
     def _on_freed(self) -> None:
         if self._lacks_room:
             self._wake.set()
-
-    def _last_is_busy(self, node: int) -> bool:
-        return LAST not in self._free.get(node, {LAST})
 
     async def _poll(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
         """Fetches partitions over a connection, again and again while some are ready at once."""
@@ -289,10 +272,7 @@ class FetchService(Service):
         finally:
             for part in parts:
                 part.polling = False
-            self._free[node].add(connection)
-            if connection == FIRST:
-                self._flowing.pop(node, None)
-                self._joining.pop(node, None)
+            self._brokers[node].give_back(connection)
             self._wake.set()
 
     def _again(
@@ -300,15 +280,12 @@ class FetchService(Service):
     ) -> list[PartitionFetch]:
         """The partitions that are fetched again over this connection at once; the service looks for the rest.
         `began_s`: when the last request began."""
+        broker = self._brokers[node]
         if connection == FIRST:
-            for part, until_s in self._joining.pop(node, ()):
-                if not part.polling and part.retry_at_s == until_s:  # nothing has happened to it since
-                    part.retry_at_s, part.polling = 0.0, True
-                    parts = [*parts, part]
-        now_s, free_bytes = time.monotonic(), self.budget.free_bytes
-        joins_last = self._last_is_busy(node)
+            parts = [*parts, *broker.joined()]
+        now_s, free_bytes, joins_last = time.monotonic(), self.budget.free_bytes, broker.last_is_busy
         again: dict[tuple[str, int], PartitionFetch] = {}
-        if connection != LAST and node not in self._crowded and not self.should_stop:
+        if connection != LAST and not broker.is_crowded and not self.should_stop:
             for part in sorted(parts, key=_had_data):  # rule 3
                 if part.node != node or part.removed or part.unsure or (part.idle and joins_last):
                     continue
@@ -316,14 +293,9 @@ class FetchService(Service):
                 if part.counts is None and part.retry_at_s <= now_s and self._has_room(part, free_bytes):
                     again.setdefault((part.topic, part.partition), part)
         if connection == FIRST:
-            self._flowing.pop(node, None)
-            if now_s - began_s < JOIN_S and not all(part.idle for part in again.values()):
-                self._flowing[node] = now_s, again.keys()
-        elif (flowing := self._flowing.get(node)) is not None and now_s - flowing[0] < JOIN_S:
-            for name in again.keys() - flowing[1]:
-                part = again.pop(name)
-                part.retry_at_s = now_s + JOIN_S
-                self._joining.setdefault(node, []).append((part, part.retry_at_s))
+            broker.first_goes_on(again, now_s, began_s)
+        else:
+            broker.join_first(again, now_s)
         found = [*again.values()]
         if len(found) < len(parts):
             for part in set(parts).difference(found):

@@ -1,4 +1,4 @@
-"""Which connection fetches which partitions of a broker (rule 4 of `app.kafka.fetch.service`)."""
+"""Which connection fetches which partitions of a broker (`app.kafka.fetch.broker_connections`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.fetch.broker_connections import FIRST, JOIN_S, LAST, BrokerConnections
 from app.kafka.fetch.deliveries import PARTITION_BUFFER_BYTES, ByteBudget, FetchKey, PartitionFetch
 from app.kafka.fetch.protocol import Fetch
-from app.kafka.fetch.service import FIRST, JOIN_S, LAST, FetchService
+from app.kafka.fetch.service import FetchService
 from tests.kafka.conftest import ENOUGH_S, Start, create, producing
 
 NODE = 1
@@ -42,6 +43,10 @@ class Rig:
     ) -> list[PartitionFetch]:
         self.service._wake.clear()
         return self.service._again(NODE, connection, [*parts], time.monotonic() - took_s)
+
+    @property
+    def broker(self) -> BrokerConnections:
+        return self.service._brokers[NODE]
 
     @property
     def looks(self) -> bool:
@@ -79,17 +84,19 @@ async def test_nothing_stays_on_the_last_connection_or_at_a_broker_where_others_
     assert rig.again(LAST, [part]) == []
     assert (part.polling, rig.looks) == (False, True)
     part.polling = True
-    rig.service._crowded.add(NODE)
+    rig.broker.is_crowded = True
     assert rig.again(FIRST, [part]) == []
     assert (part.polling, rig.looks) == (False, True)
 
 
 async def test_partition_without_data_waits_for_the_last_connection() -> None:
     rig = Rig()
-    rig.service._free[NODE] = {OTHER}
+    taken = [rig.broker.take(), rig.broker.take(), rig.broker.take()]
+    assert (taken, rig.broker.take(), rig.broker.is_crowded) == ([FIRST, OTHER, LAST], None, True)
+    rig.broker.is_crowded = False
     quiet, busy = rig.part(0, has_data=False), rig.part(1)
     assert rig.again(FIRST, [quiet, busy]) == [busy]
-    rig.service._free[NODE].add(LAST)
+    rig.broker.give_back(LAST)
     quiet.polling = True
     assert rig.again(FIRST, [quiet, busy]) == [quiet, busy]
 
@@ -141,8 +148,9 @@ async def test_nothing_waits_for_a_first_connection_that_does_not_flow(why: str)
     first, other = rig.part(0, has_data=why != "quiet"), rig.part(1)
     rig.again(FIRST, [first], took_s=JOIN_S if why == "slow" else 0.0)
     if why == "late":
-        began_s, names = rig.service._flowing[NODE]
-        rig.service._flowing[NODE] = began_s - JOIN_S, names
+        assert rig.broker._flowing is not None
+        since_s, names = rig.broker._flowing
+        rig.broker._flowing = since_s - JOIN_S, names
     if why == "ended":
         first.removed = True
         rig.again(FIRST, [first])

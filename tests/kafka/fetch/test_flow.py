@@ -8,8 +8,9 @@ import pytest
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch import service
+from app.kafka.fetch.broker_connections import CONNECTIONS
 from app.kafka.fetch.deliveries import PARTITION_BUFFER_BYTES, PARTITION_MAX_BYTES, ByteBudget
-from app.kafka.fetch.service import CONNECTIONS, LEAST_BYTES, RESPONSE_MAX_BYTES
+from app.kafka.fetch.service import LEAST_BYTES, RESPONSE_MAX_BYTES
 from tests.kafka.conftest import ENOUGH_S, Start, create, producing, write
 
 KIB = 1024
