@@ -81,4 +81,4 @@ def test_a_trace_counts_every_message_on_all_workers_and_says_which_worker_is_mi
     assert time.monotonic() - began_s < 20
     producing.join()
     assert (ended.returncode, "append to answered" in ended.stdout) == (0, True), ended.stderr
-    assert f"not traced: {id_of(second, first)}" in ended.stderr
+    assert f"incomplete: {id_of(second, first)}" in ended.stderr

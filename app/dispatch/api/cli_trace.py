@@ -8,9 +8,9 @@ import click
 
 from app.cli.client import Client, guarded, workload_path
 from app.cli.output import emit, output_option, printable, url_option
+from app.dispatch.model.latency_trace import MAX_TRACE_S
 from app.kernel.durations import parse_duration
 
-MAX_S = 60
 ANSWER_S = 20.0  # for the answer, beyond the trace
 
 
@@ -19,15 +19,15 @@ def _seconds(_: click.Context, __: click.Parameter, value: str) -> int:
         seconds = math.ceil(parse_duration(value))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is {error}") from error
-    if not 1 <= seconds <= MAX_S:
-        raise click.BadParameter(f"{value!r} is not within 1s and {MAX_S}s")
+    if not 1 <= seconds <= MAX_TRACE_S:
+        raise click.BadParameter(f"{value!r} is not within 1s and {MAX_TRACE_S}s")
     return seconds
 
 
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @click.option("--for", "seconds", default="10s", show_default=True, callback=_seconds, metavar="DURATION",
-              help="How long messages are traced; at most 60s.")  # fmt: skip
+              help=f"How long messages are traced; at most {MAX_TRACE_S}s.")  # fmt: skip
 @click.option("--workers", "by_worker", is_flag=True, help="Each worker on its own.")
 @url_option
 @output_option
@@ -36,7 +36,7 @@ def trace(name: str, seconds: int, by_worker: bool, url: str | None, output: str
     """Where a workload's messages wait, from their append to the commit.
 
     All workers that own partitions of the main topic trace them for a time. Messages that arrive meanwhile
-    count, with their first delivery.
+    count, with their first answer.
 
     \b
     switchyard trace billing/orders
@@ -55,4 +55,4 @@ def trace(name: str, seconds: int, by_worker: bool, url: str | None, output: str
         words = f"{waiting} messages had no answer at the end; see: switchyard workload describe {name}"
         click.echo(printable(words), err=True)
     for problem in body["problems"]:
-        click.echo(printable(f"not traced: {problem}"), err=True)
+        click.echo(printable(f"incomplete: {problem}"), err=True)

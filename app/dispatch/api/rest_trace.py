@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from app.dispatch.jobs.tracing import WorkerTrace, trace
-from app.dispatch.model.latency_trace import STAGES, Durations
+from app.dispatch.model.latency_trace import MAX_TRACE_S, STAGES, Durations
 from app.kernel.json_types import JsonObject
 from app.web.http import schemas
 from app.web.http.context import ApiContext
@@ -18,9 +18,9 @@ from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, ask_wo
 from app.web.http.responses import ApiError, json_response, number
 from app.web.http.route_docs import Param, described, whole
 
-MAX_S, DEFAULT_S = 60, 10
+DEFAULT_S = 10
 LOOK_S = 0.5  # between looks whether the one who asks is still there
-SECONDS = Param("seconds", whole(1, MAX_S, DEFAULT_S), "how long messages are traced")
+SECONDS = Param("seconds", whole(1, MAX_TRACE_S, DEFAULT_S), "how long messages are traced")
 
 
 class TraceRoutes:
@@ -37,10 +37,11 @@ class TraceRoutes:
     async def get_trace(self, request: web.Request) -> web.Response:
         """Where the workload's messages wait, from their append to the commit. Answers after `seconds`.
 
-        Only the main topic is traced, and only first deliveries. 409 if the workload is being traced.
+        Only the main topic is traced, and a message counts with its first answer. 409 if the workload is
+        being traced.
         """
         put = self._api.put_of(request)
-        seconds = number(request, "seconds", DEFAULT_S, 1, MAX_S)
+        seconds = number(request, "seconds", DEFAULT_S, 1, MAX_TRACE_S)
         own, view = self._api.runtime.worker, self._api.runtime.control.view
         if request.headers.get(HOP_HEADER):
             found = await self._own(request, put.key, seconds)

@@ -25,6 +25,7 @@ import msgspec
 if TYPE_CHECKING:
     from app.kafka.records.record import Record
 
+MAX_TRACE_S = 60
 GROWTH = 1.04  # each class of durations is so much wider than the one before
 LEAST_S = 1e-5  # what is shorter belongs to the first class
 MAX_CLASS = 1_000  # 34,000 years
@@ -139,7 +140,7 @@ class PartitionTrace:
             del self._ends[: first - 1], self._chunks[: first - 1]
 
     def answered(self, records: Iterable[Record], sent_s: float, now_s: float) -> None:
-        """These messages have the answer to their first delivery, which was sent at `sent_s`."""
+        """These messages have their first answer; they were sent at `sent_s`."""
         fetched, ready, sent, answered, whole = (self._stages[name] for name in STAGES[:5])
         ends, chunks, wall_s = self._ends, self._chunks, self._wall_s
         for record in records:

@@ -380,7 +380,7 @@ class TracedWorker(TypedDict):
 class LatencyTrace(TypedDict):
     """Where the messages of a workload waited.
 
-    `problems`: why a worker's partitions are not in it. `unanswered`: messages that were fetched, and had no
+    `problems`: why partitions are not in it, or in part. `unanswered`: messages that were fetched, and had no
     answer when the trace ended; no stage has them.
     """
 
