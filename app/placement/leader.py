@@ -37,7 +37,7 @@ from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
 
-PLACEMENT_INTERVAL_S = 0.25
+PLACEMENT_INTERVAL_S = 0.5
 # Erased events are repaired within `min.compaction.lag.ms`, at most this often.
 REPAIR_INTERVAL_S = 30.0
 SLOW_ROUND_S = 5.0  # a successful round takes two seconds at most, with a slow data cluster

@@ -21,7 +21,7 @@ async def test_only_the_leader_does_its_duties_with_every_round(monkeypatch: pyt
             done.append(name)
 
         region.leaders[name]._chores = chore
-    await region.run_for(1.0, "a", "b")
+    await region.run_for(2.0, "a", "b")
     assert set(done) == {"a"}
     assert len(done) >= 3
     done.clear()

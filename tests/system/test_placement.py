@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 CLUSTER, GROUP = "east-aggregate", "billing"
 PARTITIONS = 4
 ENOUGH_S = 150.0
-REST_S = 6.0  # two dozen of the leader's rounds
+REST_S = 6.0  # a dozen of the leader's rounds
 
 
 class PlacementScenario:

@@ -224,8 +224,10 @@ class DispatchController(Service):
     def status(self, job: str) -> JobStatus:
         pump = self.pumps[job]
         cluster = pump.runtime.settings.workload.metadata.cluster
-        throttles = self._ports.clusters.throttles((cluster, FETCH))
-        return msgspec.structs.replace(job_status(pump), throttles=throttles)
+        status = job_status(pump)
+        if throttles := self._ports.clusters.throttles((cluster, FETCH)):
+            status = msgspec.structs.replace(status, throttles=throttles)
+        return status
 
     def position_of(self, job: JobId) -> tuple[str, str]:
         workload = self._catalog.workload(job.name)

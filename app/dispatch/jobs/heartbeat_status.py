@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from app.controllog.codec import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
+from app.controllog.codec import HeadStatus, JobStatus, WorkloadStatus
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.leftovers import is_left
@@ -20,12 +20,8 @@ MAX_ENDPOINTS = 500  # in every heartbeat, of all receivers
 
 
 def job_status(pump: DispatchPump) -> JobStatus:
-    """The pump's status, with its tracker's room, and whether it only empties a removed retry tier."""
-    tracker = pump.tracker
-    used = tracker.limit - tracker.room
-    # msgspec leaves out what *is* the default, not what equals it.
-    capacity = TRACKER_CAPACITY if tracker.limit == TRACKER_CAPACITY else tracker.limit
-    status = msgspec.structs.replace(pump.status(), used=used, capacity=capacity)
+    """The pump's status, and whether it only empties a removed retry tier."""
+    status = pump.status()
     if status.state == "flowing" and is_left(pump.runtime.settings.workload, pump.job.topic):
         status = msgspec.structs.replace(status, state="emptying", trouble=status.trouble or EMPTYING)
     return status

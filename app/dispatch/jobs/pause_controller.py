@@ -14,11 +14,13 @@ Rules (tests/dispatch/jobs/test_pause_controller.py)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import structlog
 
 from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE
+from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.topics.catalog import WorkloadsCatalog
@@ -26,6 +28,13 @@ from app.kernel.incidents import ReportIncident
 from app.kernel.troubles import TroubleSource
 
 log = structlog.get_logger(__name__)
+
+
+class _Known(NamedTuple):
+    """A workload's definition, and why it pauses by rule 3."""
+
+    defined: Workload | None
+    why_passive: str
 
 
 class PauseController:
@@ -46,22 +55,22 @@ class PauseController:
 
     def reconcile(self) -> None:
         """Pauses and resumes all pumps by what the worker knows now."""
-        why: dict[str, str] = {}
+        known: dict[str, _Known] = {}
         self._failing &= self._pumps.keys()
         for pump in self._pumps.values():
-            self._decide(pump, why)
+            self._decide(pump, known)
 
     def attach(self, pump: DispatchPump) -> None:
         """Pauses a pump that begins, if it must pause."""
         self._decide(pump, {})
 
-    def _decide(self, pump: DispatchPump, why: dict[str, str]) -> None:
-        """Pauses or resumes one pump. `why`: why workloads pause by rule 3, as far as it is known."""
+    def _decide(self, pump: DispatchPump, known: dict[str, _Known]) -> None:
+        """Pauses or resumes one pump. `known`: of the workloads of pumps that were decided before."""
         job, key = str(pump.job), pump.job.name
         try:
-            if key not in why:
-                why[key] = self._why_passive(key)
-            self._set(pump, why[key])
+            if key not in known:
+                known[key] = _Known(self._catalog.workload(key), self._why_passive(key))
+            self._set(pump, known[key])
         except Exception as error:
             _rest(pump, "this worker cannot determine whether to pause it, see its log")
             if job not in self._failing:
@@ -88,9 +97,8 @@ class PauseController:
             return f"region {here.region} has just returned, see failover status"
         return f"region {role.region} has it (epoch {role.epoch}, {role.state}), see failover status"
 
-    def _set(self, pump: DispatchPump, why_passive: str) -> None:
-        runs, defined = pump.runtime.settings.workload, self._catalog.workload(pump.job.name)
-        why = why_passive
+    def _set(self, pump: DispatchPump, known: _Known) -> None:
+        runs, (defined, why) = pump.runtime.settings.workload, known
         if defined is not None and defined.metadata.cluster != runs.metadata.cluster:
             why = f"the workload has left cluster {runs.metadata.cluster} for {defined.metadata.cluster}"
         if why:

@@ -35,7 +35,8 @@ Rules (tests/dispatch/model/test_head_of_line.py)
    backlog every message is old.
 2. A verdict is for the head only. The next head gets its own look, with its own age. So several stuck
    messages leave one by one, as fast as tokens allow.
-3. `evaluate` is called by a timer, and after acknowledgements that leave the tracker full; it has no queue.
+3. `evaluate` is called by a timer, unless nothing has happened since the job became idle. It is also called
+   after acknowledgements that leave the tracker full; it has no queue.
 
 With `ordering: partition` nothing newer is sent before the head is finished, so no head ever blocks by these
 rules. The caller carries a verdict out: mark CANCELED, cancel the call and its retries, stash, mark finished.
@@ -118,7 +119,7 @@ class HeadOfLineDetector:
     """
 
     __slots__ = (
-        "_back_s", "_credit", "_delivered", "_numbers", "_progress_s", "_why", "after_s", "patience_s",
+        "_back_s", "_credit", "_numbers", "_progress_s", "_why", "after_s", "delivered", "patience_s",
         "tokens",
     )  # fmt: skip
 
@@ -130,7 +131,7 @@ class HeadOfLineDetector:
         self.tokens = shared_tokens() if tokens is None else tokens
         self._back_s = float("-inf")  # when the receiver was last away
         self._progress_s = float("-inf")  # when `delivered` last grew
-        self._delivered = 0
+        self.delivered = 0
         self._credit = 0
         self._why = WhyNot.IDLE
         self._numbers: dict[str, float] = {}
@@ -170,9 +171,9 @@ class HeadOfLineDetector:
             delivered: The job's messages that the receiver has acknowledged; never decreases.
             serving: The receiver is there (breaker closed), and calls are allowed.
         """
-        if delivered > self._delivered:
-            self._credit = min(CREDIT_MAX, self._credit + delivered - self._delivered)
-            self._delivered = delivered
+        if delivered > self.delivered:
+            self._credit = min(CREDIT_MAX, self._credit + delivered - self.delivered)
+            self.delivered = delivered
             self._progress_s = now_s
         if not serving:
             self._back_s = now_s

@@ -74,7 +74,10 @@ class LineHead:
 
         A verdict after an acknowledgement that was not reported yet is returned first.
         """
-        return self.unreported.popleft() if self.unreported else self._free(now_s)
+        if self.unreported:
+            return self.unreported.popleft()
+        pump = self._pump
+        return None if pump.tracker.idle and pump.delivered == self.detector.delivered else self._free(now_s)
 
     def _free(self, now_s: float) -> StashVerdict | None:
         pump, head = self._pump, self.detector

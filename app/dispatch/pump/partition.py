@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.controllog.codec import JobStatus
+from app.controllog.codec import TRACKER_CAPACITY, JobStatus
 from app.dispatch.model.outcome import DeliveryDecision
 from app.dispatch.model.retry_headers import Header
 from app.dispatch.pump.catch_up import CatchUpAllowance, CatchUpBacklog
@@ -460,6 +460,8 @@ class DispatchPump:
     def status(self) -> JobStatus:
         """The job's state as the heartbeat reports it."""
         tracker, trouble = self.tracker, self.troubles.words
+        # msgspec leaves out what *is* the default, not what equals it.
+        capacity = TRACKER_CAPACITY if tracker.limit == TRACKER_CAPACITY else tracker.limit
         status = JobStatus(
             job=str(self.job),
             epoch=self.epoch,
@@ -477,15 +479,17 @@ class DispatchPump:
             passed_over=self._intake.remote_progress.passed_over,
             trouble=trouble or self._queue.risk(),
             trouble_from=self.troubles.source or "",
+            used=tracker.limit - tracker.room,
+            capacity=capacity,
             **self._queue.status_fields(),
         )
         return status if self.backlog is None else self.backlog.combined_status(status)
 
-    # -- the end ---------------------------------------------------------------------------------
-
     def trace_by(self, trace: PartitionTrace | None) -> None:
         """Has `trace` note where messages wait from now on; None: nothing notes it."""
         self.trace = self._intake.trace = trace
+
+    # -- the end ---------------------------------------------------------------------------------
 
     def stop_intake(self) -> None:
         """Sends nothing new, and takes back what waits for credit; messages already sent continue."""

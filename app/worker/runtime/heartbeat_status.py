@@ -25,19 +25,25 @@ def job_statuses(
     rates: Mapping[str, JobRates] = UNMEASURED,
 ) -> list[JobStatus]:
     """Every job of the worker. `statuses`: of those with a pump; `troubles`: job -> why it has none yet."""
-    found = {status.job: _shortened(status) for status in statuses}
-    for job in found.keys() & loads.keys():
-        found[job] = msgspec.structs.replace(found[job], load=loads[job])
-    for job, rate in rates.items():
-        if (status := found.get(job)) is not None:
-            copying = status.copying and msgspec.structs.replace(status.copying, rate=_rate(rate.finishing))
-            arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
-            found[job] = msgspec.structs.replace(status, arriving=arriving, ceiling=ceiling, copying=copying)
+    found = {
+        status.job: _measured(_shortened(status), loads.get(status.job), rates.get(status.job))
+        for status in statuses
+    }
     for job, held in mine.items():
         if job not in found:
             trouble = troubles.get(job, "")[:MAX_TROUBLE_CHARS]
             found[job] = JobStatus(job=job, epoch=held.epoch, state="starting", trouble=trouble)
     return list(found.values())
+
+
+def _measured(status: JobStatus, load: Load | None, rate: JobRates | None) -> JobStatus:
+    if load is None and rate is None:
+        return status
+    arriving, ceiling, copying = status.arriving, status.ceiling, status.copying
+    if rate is not None:
+        arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
+        copying = copying and msgspec.structs.replace(copying, rate=_rate(rate.finishing))
+    return msgspec.structs.replace(status, load=load, arriving=arriving, ceiling=ceiling, copying=copying)
 
 
 def _rate(per_s: float | None) -> float:

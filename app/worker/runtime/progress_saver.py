@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 SNAPSHOT_INTERVAL_S = 0.1
 BOOKKEEPING_INTERVAL_S = 15.0
 SNAPSHOTS_PER_S = 1_000  # of all jobs together: the table's writers keep up with that
+FEW_SNAPSHOTS = int(SNAPSHOT_INTERVAL_S * SNAPSHOTS_PER_S)
 MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
 COMMIT_INTERVAL_S = 0.5
 COMMIT_TIMEOUT_S = 5.0
@@ -119,26 +120,32 @@ class ProgressSaver(Service):
 
     @Service.task
     async def _snapshots(self) -> None:
+        interval_s = SNAPSHOT_INTERVAL_S
         while not self.should_stop:
-            pumps = [p for p in self._pumps.values() if p.version != p.snapshot_version]
-            interval_s = max(SNAPSHOT_INTERVAL_S, len(pumps) / SNAPSHOTS_PER_S)
             await self.sleep(interval_s)
             began_s = time.monotonic()
+            changed = self._changed()
             try:
-                if not self.should_stop and await self._round(began_s):
+                is_saved = not self.should_stop and await self._round(changed, began_s)
+                # The wait follows what the next round sends: a burst that is saved delays nothing.
+                next_count = len(self._changed()) if len(changed) > FEW_SNAPSHOTS else 0
+                interval_s = max(SNAPSHOT_INTERVAL_S, next_count / SNAPSHOTS_PER_S)
+                if is_saved:
                     self._lease.saved(began_s, interval_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
                 log.warning("a round of snapshots failed; the next one repeats it", error=repr(error))
 
-    async def _round(self, now_s: float) -> bool:
+    def _changed(self) -> list[Pump]:
+        return [pump for pump in self._pumps.values() if pump.version != pump.snapshot_version]
+
+    async def _round(self, changed: Iterable[Pump], now_s: float) -> bool:
         """Sends the due snapshots; returns whether all progress is saved. Late partitions delay no others."""
         is_late = bool(self._rounds)
         due: dict[int, list[Pump]] = defaultdict(list)
-        for pump in list(self._pumps.values()):
-            if pump.version != pump.snapshot_version:
-                partition = tracker_partition(str(pump.job))
-                if partition not in self._rounds and self._is_due(pump, now_s):
-                    due[partition].append(pump)
+        for pump in changed:
+            partition = tracker_partition(str(pump.job))
+            if partition not in self._rounds and self._is_due(pump, now_s):
+                due[partition].append(pump)
         for partition, pumps in due.items():
             self._rounds[partition] = asyncio.get_running_loop().create_task(self._try_send(partition, pumps))
         if self._rounds:

@@ -68,6 +68,10 @@ async def test_without_a_lease_snapshots_are_saved_and_nothing_is_committed() ->
     assert trackers.sent == [3]
 
 
+async def a_round(saver: ProgressSaver) -> bool:
+    return await saver._round(saver._changed(), 0.0)
+
+
 class Half:
     """A sender to the tracker topic, one partition of which takes nothing; `stuck` are the records for it."""
 
@@ -104,30 +108,30 @@ async def test_a_stuck_tracker_partition_delays_only_its_own_jobs(
     none: Any = None
     checkpoints = ProgressSaver(pumps, none, fake, Lease(1e9), lambda *_: None)
 
-    assert not await checkpoints._round(0.0), "the latest progress is not saved yet"
+    assert not await a_round(checkpoints), "the latest progress is not saved yet"
     assert [job for job in jobs if pumps[job].snapshot_version != 3] == held_up
     for pump in pumps.values():
         pump.version = 4
-    assert not await checkpoints._round(0.0)
+    assert not await a_round(checkpoints)
     assert [job for job in jobs if pumps[job].snapshot_version != 4] == held_up
     assert all(trackers.sent.count(job) == 1 + (job not in held_up) for job in jobs), "one snapshot at a time"
     stuck, trackers.takes_nothing = trackers.takes_nothing, -1
     trackers.stuck[0].set_result(None)
-    assert not await checkpoints._round(0.0), "offsets finished after the send are not saved"
+    assert not await a_round(checkpoints), "offsets finished after the send are not saved"
     assert {pumps[job].snapshot_version for job in held_up} == {3}
-    assert await checkpoints._round(0.0)
+    assert await a_round(checkpoints)
     assert {pump.snapshot_version for pump in pumps.values()} == {4}
 
     trackers.takes_nothing, pumps[held_up[0]].version = stuck, 5
-    assert not await checkpoints._round(0.0)
+    assert not await a_round(checkpoints)
     trackers.takes_nothing = -1
     trackers.stuck[1].set_exception(OSError("nobody took it"))
-    assert not await checkpoints._round(0.0)
-    assert await checkpoints._round(0.0), "it is sent again"
+    assert not await a_round(checkpoints)
+    assert await a_round(checkpoints), "it is sent again"
     trackers.fails, pumps[held_up[0]].version = True, 6
-    assert not await checkpoints._round(0.0)
+    assert not await a_round(checkpoints)
     trackers.fails = False
-    assert await checkpoints._round(0.0)
+    assert await a_round(checkpoints)
     assert pumps[held_up[0]].snapshot_version == 6
 
 
@@ -177,3 +181,40 @@ async def test_copied_control_topics_are_saved_rarely_but_awaited_snapshots_at_o
             "the table lacks the snapshot, or the replica waits for it"
         )
         flows()
+
+
+@pytest.mark.parametrize(("meanwhile", "wait_s"), [(0, 0.1), (2_000, 2.0)])
+async def test_the_next_round_waits_for_what_it_sends_not_for_a_burst_that_is_saved(
+    meanwhile: int, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [f"replicate:r:t:{number}" for number in range(3_000)]
+    pumps: dict[str, Any] = {job: a_pump() for job in jobs}
+    for job, pump in pumps.items():
+        pump.job, pump.epoch, pump.lineage = JobId.parse(job), 1, 0
+
+    def change(count: int) -> None:
+        for job in jobs[:count]:
+            pumps[job].version += 1
+
+    class Changing(Half):
+        async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
+            writes = await super().send_snapshots(items)
+            if len(self.sent) == len(jobs):
+                change(meanwhile)
+            return writes
+
+    fake: Any = Changing(-1)
+    none: Any = None
+    saver, waits = ProgressSaver(pumps, none, fake, Lease(1e9), lambda *_: None), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            change(len(jobs))
+        elif len(waits) == 2:
+            saver._stopped.set()
+
+    monkeypatch.setattr(saver, "sleep", sleep)
+    await saver._snapshots(saver)
+    assert waits == [0.1, wait_s]
+    assert len(fake.sent) == len(jobs)
