@@ -262,6 +262,8 @@ class WorkloadRuntime:
                 turns.done()
             else:
                 receiver.forgo(now_s)
+                if not turns and queues.has_messages:
+                    self.send_soon()  # it is their turn now, and no timer runs
                 return
 
     def _send_from(self, pump: DeliveryPump, limit: int, queues: ReceiverQueues, now_s: float) -> bool:

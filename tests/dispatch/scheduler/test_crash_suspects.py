@@ -223,6 +223,29 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
     await server.stop(None)
 
 
+async def test_a_held_message_goes_when_its_pump_in_turn_has_nothing_else_to_send() -> None:
+    refusals = 3  # open the breaker
+
+    async def handle(_: bytes, context: Any) -> bytes:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        return b""
+
+    server, port = await start_server(handle)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"}, ordering="partition")
+        pump = rig.pump()
+        rig.feed(pump, numbers(2))
+        await rig.until(lambda: not refusals and bool(rig.queues.held))
+        rig.queues.probe_held = False  # a fresh message is the next probe, and there is none
+        rig.runtime.offer(pump)
+        await rig.until(lambda: pump.tracker.base == 2)
+    await server.stop(None)
+
+
 async def test_suspects_count_among_held_messages_and_an_operator_can_conclude_them() -> None:
     async with rig_with_crashing_receiver("unary") as (rig, receiver):
         pump = rig.pump()
