@@ -116,6 +116,9 @@ class HeadOfLineDetector:
         after_s: The age of the AGE rule.
         tokens: From `shared_tokens`, one bucket for each workload.
         patience_s: The age of the FULL rule; choose a small multiple of the receiver's usual latency.
+
+    Attributes:
+        delivered: The job's acknowledged messages at the last look.
     """
 
     __slots__ = (
