@@ -30,6 +30,7 @@ from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
 from app.faust_resilience import PatientApp, PatientTableManager
 from app.faust_store import STORE, PatientStore
+from app.grpc_client.credentials import PemFiles
 from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.startup_retry import heals
@@ -203,6 +204,10 @@ class SwitchyardApp(PatientApp):
                 zone=settings.worker.zone or "",
                 interceptors=self.interceptors,
                 schemas=settings.schemas_path,
+                credentials={
+                    one.name: PemFiles(one.ca, one.cert, one.key, one.groups)
+                    for one in settings.receivers.credentials
+                },
                 atlas=atlas(settings),
                 layout=settings.layout(),
                 refuses_local_alerts=settings.alerts.local == "refuse",

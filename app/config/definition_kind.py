@@ -16,10 +16,14 @@ D = TypeVar("D", bound=Definition)
 
 
 class KnownPlaces(NamedTuple):
-    """The clusters and regions that definitions may name; None: not known, so they are not checked."""
+    """What definitions may name; None: not known, so it is not checked.
+
+    `credentials`: of receivers, and the groups whose workloads may name them; empty: all.
+    """
 
     clusters: Collection[str] | None = None
     layout: Layout | None = None
+    credentials: Mapping[str, Collection[str]] | None = None
 
 
 class FieldChange(NamedTuple):

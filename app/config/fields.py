@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 
 from app.config.quantities import Duration, duration_within
 from app.grpc_client.address import Address as ServerAddress
+from app.grpc_client.address import check_host
 from app.grpc_client.target import Target
 from app.kernel.job import MAX_TOPIC_CHARS
 
@@ -69,6 +70,14 @@ def _address(value: object) -> object:
     return value
 
 
+def _server_name(value: object) -> object:
+    try:
+        check_host("server_name", value if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError("not a host; write one name that the certificate has, without port and *") from None
+    return value
+
+
 def _inflight(value: Any) -> Any:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value != "adaptive" and not (whole and 1 <= value <= 100_000):
@@ -111,6 +120,7 @@ def _label(value: object) -> object:
 Name = Annotated[str, BeforeValidator(_name)]
 TopicName = Annotated[str, BeforeValidator(_topic)]
 Address = Annotated[str, BeforeValidator(_address)]
+ServerName = Annotated[str, BeforeValidator(_server_name)]
 Method = Annotated[str, BeforeValidator(_method)]
 MessageName = Annotated[str, BeforeValidator(_message)]
 Header = Annotated[str, BeforeValidator(_header)]

@@ -111,6 +111,7 @@ def _name(value: Any) -> Any:
 
 Name = Annotated[str, BeforeValidator(_name)]
 SecretField = Annotated[Any, BeforeValidator(_secret)]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Security(_Model):
@@ -134,7 +135,7 @@ class Cluster(_Model):
     tier: Literal["regional", "aggregate", "other"]
     bootstrap: Annotated[tuple[Annotated[str, BeforeValidator(_host_port)], ...], BeforeValidator(_bootstrap)]
     security: Security = Security()
-    archive: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    archive: FilePath | None = None
 
 
 class Logging(_Model):
@@ -176,6 +177,38 @@ class Worker(_Model):
     capacity: Capacity = Capacity()
 
 
+class ReceiverCredentials(_Model):
+    """The authorities that workers trust, and the certificate that they show, when they connect to receivers
+    by TLS. Definitions refer to it by its name (`target.tls.credentials`).
+
+    The paths are of files in PEM, relative to this file, which workers read again when they change. `ca`: the
+    authorities to trust; the system's when left out. `cert` and `key`: the worker's certificate with those of
+    intermediate authorities, and its key, which is not encrypted. `groups`: the consumer groups whose
+    workloads may name it; all when left out.
+    """
+
+    name: Name
+    ca: FilePath | None = None
+    cert: FilePath | None = None
+    key: FilePath | None = None
+    groups: Annotated[tuple[str, ...], Field(min_length=1)] = ()
+
+
+class Receivers(_Model):
+    """How workers reach receivers."""
+
+    credentials: tuple[ReceiverCredentials, ...] = ()
+
+    def below(self, folder: Path) -> Receivers:
+        """With paths that are relative to the folder."""
+        found = []
+        for one in self.credentials:
+            paths = {name: getattr(one, name) for name in ("ca", "cert", "key")}
+            whole = {name: path and str(folder / path) for name, path in paths.items()}
+            found.append(one.model_copy(update=whole))
+        return Receivers(credentials=tuple(found))
+
+
 class Settings(_Model):
     """The whole file. `schemas`: the folder below which definitions may name files of schemas, relative to
     this file; `schemas` when left out."""
@@ -186,13 +219,19 @@ class Settings(_Model):
     web: Web = Web()
     logging: Logging = Logging()
     worker: Worker = Worker()
+    receivers: Receivers = Receivers()
     alerts: Alerts = Alerts()
     # Earlier versions had limits of forecasts here. Both versions may read the same file while workers are
     # upgraded, so a worker ignores it with a warning (`app.main.build`).
     sizing: SkipJsonSchema[object] = None
     data_dir: str | None = None
-    schemas: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    schemas: FilePath | None = None
     interceptors: tuple[str, ...] = ()
+
+    @property
+    def credentials_users(self) -> dict[str, tuple[str, ...]]:
+        """The names of credentials for receivers, and the groups that may use each; empty: all."""
+        return {one.name: one.groups for one in self.receivers.credentials}
 
     @property
     def control_cluster_name(self) -> str:
@@ -259,7 +298,11 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     problems += _cross_checks(document, data)
     if problems:
         raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
-    update: JsonObject = {"schemas": str(file.absolute().parent / (settings.schemas or SCHEMAS))}
+    folder = file.absolute().parent
+    update: JsonObject = {
+        "schemas": str(folder / (settings.schemas or SCHEMAS)),
+        "receivers": settings.receivers.below(folder),
+    }
     if settings.web.port == 0:
         update["web"] = settings.web.model_copy(update={"port": _free_port()})
     if not settings.data_dir and (home := env.get("SWITCHYARD_HOME")):
@@ -311,11 +354,27 @@ def _security(security: Any) -> Iterator[tuple[str, str, str]]:
             yield name, "no such file, or it cannot be read", "check the path"
 
 
+def _credentials(receivers: object) -> Iterator[tuple[int, str, str, str]]:
+    """Credentials that would not be what they seem: (index, field, what is wrong, remedy)."""
+    listed = receivers.get("credentials") if isinstance(receivers, dict) else None
+    seen: set[object] = set()
+    for index, one in enumerate(listed if isinstance(listed, list) else ()):
+        if not isinstance(one, dict):
+            continue
+        name = one.get("name")
+        if isinstance(name, str) and name in seen:
+            yield index, "name", "second credentials of this name", "give each a name of its own"
+        seen.add(name if isinstance(name, str) else None)
+        given = {field for field in ("ca", "cert", "key") if one.get(field) is not None}
+        for field, other in (("cert", "key"), ("key", "cert")):
+            if field in given and other not in given:
+                yield index, field, f"has no {other} beside it", f"add the {other}, or remove this"
+        if not given:
+            yield index, "ca", "missing, and there is no cert either", "add ca, or cert and key"
+
+
 def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
     """Problems between fields. They are found in the raw data, so one report has all problems."""
-    clusters = data.get("clusters")
-    if not isinstance(clusters, list):
-        return []
     problems: list[ConfigProblem] = []
 
     def add(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
@@ -324,6 +383,11 @@ def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
         shown = "" if value is None else repr(value)
         problems.append(ConfigProblem(message, remedy, field, shown, document.file, line, column))
 
+    for index, field, message, remedy in _credentials(data.get("receivers")):
+        add(message, remedy, ("receivers", "credentials", index, field), None)
+    clusters = data.get("clusters")
+    if not isinstance(clusters, list):
+        return problems
     seen: dict[Any, int] = {}
     for index, cluster in enumerate(clusters):
         name = cluster.get("name") if isinstance(cluster, dict) else None

@@ -64,13 +64,14 @@ def parse(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
+    credentials: Mapping[str, Collection[str]] | None = None,
     file: str = "",
     node: Any = None,
 ) -> tuple[D, list[ConfigProblem]]:
     """A definition from plain data (a YAML document, a PUT's body), and its warnings.
 
-    Other definitions are not compared. `clusters` and `layout`: see `KnownPlaces`. `file` and `node`: see
-    `Document`.
+    Other definitions are not compared. `clusters`, `layout` and `credentials`: see `KnownPlaces`. `file` and
+    `node`: see `Document`.
 
     Raises:
         InvalidConfiguration: The data has errors; the exception has all of them.
@@ -85,7 +86,7 @@ def parse(
         definition = validate(kind.model, document)
     except InvalidConfiguration as error:
         problems += error.problems
-    problems += kind.check(document, definition, KnownPlaces(clusters, layout))
+    problems += kind.check(document, definition, KnownPlaces(clusters, layout, credentials))
     problems += [] if definition is None else _too_large(document, definition.to_wire())
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if definition is None or len(warnings) < len(problems):
@@ -121,6 +122,7 @@ def parse_any(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
+    credentials: Mapping[str, Collection[str]] | None = None,
     file: str = "",
     node: Any = None,
 ) -> tuple[Definition, list[ConfigProblem]]:
@@ -128,7 +130,9 @@ def parse_any(
     named = data.get("kind") if isinstance(data, Mapping) else None
     (name,) = difflib.get_close_matches(str(named), _BY_NAME, 1, 0.5) or [WORKLOAD.name]
     found: tuple[Definition, list[ConfigProblem]]
-    found = parse(_BY_NAME[name], data, clusters=clusters, layout=layout, file=file, node=node)
+    found = parse(
+        _BY_NAME[name], data, clusters=clusters, layout=layout, credentials=credentials, file=file, node=node
+    )
     return found
 
 
@@ -137,6 +141,7 @@ def load_definitions(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
+    credentials: Mapping[str, Collection[str]] | None = None,
     prune: bool = False,
     may_be_empty: bool = False,
 ) -> tuple[list[Definition], list[ConfigProblem]]:
@@ -157,8 +162,9 @@ def load_definitions(
     for document in documents:
         try:
             definition, warnings = parse_any(
-                document.data, clusters=clusters, layout=layout, file=document.file, node=document.node
-            )
+                document.data, clusters=clusters, layout=layout, credentials=credentials,
+                file=document.file, node=document.node,
+            )  # fmt: skip
         except InvalidConfiguration as error:
             problems += error.problems
         else:

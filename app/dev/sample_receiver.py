@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
 import orjson
 
 from switchyard.receiver import Ack, Message, Receiver, Retry, Stash, Verdict
@@ -81,9 +82,17 @@ def instant(_: Message) -> Verdict:
     return None
 
 
+def _credentials(options: argparse.Namespace) -> grpc.ServerCredentials | None:
+    if options.tls_cert is None:
+        return None
+    pair = options.tls_key.read_bytes(), options.tls_cert.read_bytes()
+    authority = None if options.client_ca is None else options.client_ca.read_bytes()
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
 def build(options: argparse.Namespace) -> Receiver:
     """The receiver for these options."""
-    receiver = Receiver(options.host, options.port)
+    receiver = Receiver(options.host, options.port, credentials=_credentials(options))
     if options.instant and options.latency_ms:
 
         async def wait(_: Message) -> Verdict:
@@ -113,7 +122,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--journal", type=Path, default=Path("journal.jsonl"), help="appended to")
     parser.add_argument("--latency-ms", type=float, default=0, help="waited before every answer")
     parser.add_argument("--instant", action="store_true", help="no journal, body not looked at")
-    return parser.parse_args(arguments)
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="listen with TLS")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="of this certificate")
+    parser.add_argument("--client-ca", type=Path, metavar="PEM", help="clients must show a certificate of it")
+    options = parser.parse_args(arguments)
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together: give both or none")
+    if options.client_ca is not None and options.tls_cert is None:
+        parser.error("--client-ca needs --tls-cert and --tls-key")
+    return options
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from app.config.fields import (
     Model,
     Name,
     Rate,
+    ServerName,
     TopicName,
 )
 from app.config.quantities import Duration, Size, duration_within
@@ -54,6 +55,24 @@ class Metadata(Model):
     owner: str = Field("", max_length=200)
 
 
+class Tls(Model):
+    """TLS to the receiver's instances, also to those of zones and isolation groups. Their certificates are
+    checked."""
+
+    credentials: Name | None = Field(
+        None,
+        description="The entry of `receivers.credentials` in each worker's switchyard.yaml, with the "
+        "authorities that the worker trusts and the certificate that it shows. Without it, the worker trusts "
+        "the system's authorities and shows no certificate.",
+    )
+    server_name: ServerName | None = Field(
+        None,
+        description="The name that the certificates of all instances have. Without it, that is the first "
+        "name in the address. If the address has only IP addresses, each certificate has its instance's. SRV "
+        "records need it.",
+    )
+
+
 class Target(Model):
     """The receiver. The contract `auto` is stream if the receiver implements it, else unary, until it does.
 
@@ -71,6 +90,7 @@ class Target(Model):
         "unary calls cost several times as much. An address that only grpcio can read, such as "
         "dns://server/host:port, always goes to it. grpcio reads no list of names and no SRV records.",
     )
+    tls: Tls | None = added(None, description="Without it, connections are not encrypted.")
     method: Method | None = None
     timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S
     zones: dict[Label, Address] = added(

@@ -40,15 +40,19 @@ def value_at(data: Any, path: Path_) -> Any:
 
 
 def checks(
-    document: Document, clusters: Collection[str] | None, layout: Layout | None = None
+    document: Document,
+    clusters: Collection[str] | None,
+    layout: Layout | None = None,
+    credentials: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[ConfigProblem]:
-    """All problems. `clusters`: the names of the known clusters; `layout`: their regions; None: unknown."""
+    """All problems. The arguments are those of `app.config.definition_kind.KnownPlaces`."""
     cluster = value_at(document.data, ("metadata", "cluster"))
     if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
         yield problem_at(
             document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
         )
     yield from _addresses(document)
+    yield from _tls(document, credentials)
     yield from _stash_topics(document)
     yield from _head_of_line(document)
     yield from _isolation(document)
@@ -103,14 +107,68 @@ def _addresses(document: Document) -> Iterator[ConfigProblem]:
     if zones:
         remedy = "write transport: http2, or leave zones out"
         yield problem_at(document, path_of_zones, "need endpoints, which grpcio does not show", remedy)
-    paths: list[Path_] = [("spec", "target", "address")]
-    targets = value_at(document.data, ("spec", "isolation", "targets"))
-    count = len(targets) if isinstance(targets, list) else 0
-    paths += [("spec", "isolation", "targets", index, "address") for index in range(count)]
-    for path in paths:
+    for path in _address_paths(document):
         if words := _not_for_grpcio(value_at(document.data, path)):
             remedy = "write transport: http2, or one host:port"
             yield problem_at(document, path, f"{words}, which grpcio cannot read", remedy)
+
+
+def _tls(document: Document, credentials: Mapping[str, Collection[str]] | None) -> Iterator[ConfigProblem]:
+    """Checks that the receiver's certificates can be checked, and that there are the credentials."""
+    target = value_at(document.data, ("spec", "target"))
+    if not isinstance(target, dict) or "tls" not in target:
+        return
+    path: Path_ = ("spec", "target", "tls")
+    tls = target["tls"]
+    if tls is None:
+        remedy = "write tls: {}, or leave it out"
+        yield problem_at(document, path, "is empty, so connections would not be encrypted", remedy)
+    if not isinstance(tls, dict):
+        return
+    if tls.get("server_name") is None:
+        is_grpc = target.get("transport") == "grpc"
+        for at in _address_paths(document):
+            if words := _has_no_name(value_at(document.data, at), is_grpc=is_grpc):
+                yield problem_at(document, at, words, "write target.tls.server_name")
+    name = tls.get("credentials")
+    if credentials is None or not isinstance(name, str):
+        return
+    group = value_at(document.data, ("metadata", "group"))
+    if name not in credentials:
+        remedy = "add them to receivers.credentials in each switchyard.yaml, and restart the workers"
+        remedy = suggest(name, list(credentials)) if credentials else remedy
+        yield problem_at(document, (*path, "credentials"), "the worker has no such credentials", remedy)
+    elif credentials[name] and group not in credentials[name]:
+        remedy = f"add group {group} to them in each switchyard.yaml and restart the workers, or name others"
+        yield problem_at(document, (*path, "credentials"), "not for this group", remedy)
+
+
+def _address_paths(document: Document) -> list[Path_]:
+    """Where the addresses of the workload's receivers are."""
+    zones = value_at(document.data, ("spec", "target", "zones"))
+    targets = value_at(document.data, ("spec", "isolation", "targets"))
+    return [
+        ("spec", "target", "address"),
+        *(("spec", "target", "zones", zone) for zone in (zones if isinstance(zones, dict) else ())),
+        *(
+            ("spec", "isolation", "targets", index, "address")
+            for index in range(len(targets) if isinstance(targets, list) else 0)
+        ),
+    ]
+
+
+def _has_no_name(address: object, *, is_grpc: bool) -> str:
+    """Why it is not known which name the certificates have; empty: it is known, or grpcio cannot read it."""
+    try:
+        target = Target.parse(address) if isinstance(address, str) else None
+    except ValueError:
+        return ""  # a name with its DNS server, or wrong: the field's type reports that
+    if target is None:
+        return ""
+    if target.service:
+        return "" if is_grpc else "names SRV records, which are no name of a certificate"
+    is_list_of_ips = len(target.places) > 1 and not target.name
+    return "grpcio checks one name for a list of addresses" if is_grpc and is_list_of_ips else ""
 
 
 def _not_for_grpcio(address: object) -> str:

@@ -37,7 +37,8 @@ class ChannelOptions:
     """How a channel connects. Times are seconds.
 
     Attributes:
-        tls: For TLS; None: plain HTTP/2 (h2c with prior knowledge).
+        tls: Gives the context of each connection (`tls.tls_context`), so that certificates may be renewed;
+            its errors fail the connection. None: plain HTTP/2 (h2c with prior knowledge).
         server_name: The name in the server's certificate, where it is not the address's host.
         authority: What `:authority` says; empty: the address's.
         proxy: An HTTP proxy on the way.
@@ -47,7 +48,7 @@ class ChannelOptions:
         connection: Limits of each connection.
     """
 
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
     server_name: str = ""
     authority: str = ""
     proxy: Proxy | None = None
@@ -316,7 +317,7 @@ class Channel:
             connection = await open_connection(
                 self.address,
                 lambda: Connection(self, str(self.address), options.connection),
-                tls=options.tls,
+                tls=None if options.tls is None else options.tls(),
                 server_name=options.server_name,
                 proxy=options.proxy,
                 timeout_s=options.connect_timeout_s,

@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from app.grpc_client.address import Address, Proxy, ascii_host, check_host, plain_text
-from app.grpc_client.tls import ALPN, NO_TLS, TLS_REMEDY, handshake_words
+from app.grpc_client.tls import ALPN, CERTIFICATE_REMEDY, NO_TLS, TLS_REMEDY, handshake_words
 
 CONNECT_TIMEOUT_S = 20.0  # gRPC's own limit
 ATTEMPT_DELAY_S = 0.25  # before the next IP address is tried beside the former (RFC 8305, section 5)
@@ -106,7 +106,7 @@ async def open_connection(
         if tls is not None:
             transport = await opening.secure(transport, waiting, tls, server_name)
         if transport.is_closing():
-            raise await opening.loss(waiting)
+            raise await opening.loss(waiting, is_secure=tls is not None)
         protocol = make_protocol()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -279,14 +279,15 @@ class _Opening:
             raise self.error(f"the server did not agree on {ALPN!r} by ALPN; {ALPN_REMEDY}")
         return secured
 
-    async def loss(self, waiting: _Waiting) -> ConnectError:
+    async def loss(self, waiting: _Waiting, *, is_secure: bool) -> ConnectError:
         """Why a connection ended before its protocol existed."""
         async with self.step("connecting", NETWORK_REMEDY):
             error = await waiting.lost
         if isinstance(error, ssl.SSLError):
             return self.error(handshake_words(error, ""))
+        also = f"; {CERTIFICATE_REMEDY}" if is_secure else ""
         return self.error(
-            "the server closed the connection at once; check that it speaks HTTP/2 on this port"
+            f"the server closed the connection at once; check that it speaks HTTP/2 on this port{also}"
         )
 
 

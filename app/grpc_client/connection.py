@@ -18,7 +18,9 @@ from app.grpc_client.header_decoder import FieldList, HeaderDecoder, HeadersTooL
 from app.grpc_client.header_encoder import Field, HeaderEncoder, header_list_size
 from app.grpc_client.outbox import Outbox
 from app.grpc_client.status import StatusCode, code_of_reset
+from app.grpc_client.tls import CERTIFICATE_REMEDY
 
+PLAIN_REMEDY = "if it speaks TLS, connect with TLS"
 CONNECTION_WINDOW = 16 * 2**20
 MAX_HEADER_BLOCK_FRAMES = 64  # HEADERS and CONTINUATION, which may be empty
 MAX_EMPTY_FRAMES = 1_000  # in a row: DATA that brings nothing, and informational answers
@@ -117,11 +119,13 @@ class Connection(asyncio.Protocol):
         self._keepalive: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         self._awaits_ping = False
+        self._is_secure = False
 
     # asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has no such base
+        self._is_secure = transport.get_extra_info("ssl_object") is not None
         self._outbox.attach(self._transport)
         self._outbox.write(
             frames.PREFACE
@@ -158,7 +162,8 @@ class Connection(asyncio.Protocol):
     def _why_lost(self, error: Exception | None) -> str:
         if not self.is_ready and self._rest:
             return _no_http2(self._rest)
-        return f"{type(error).__name__}: {error}" if error else "the server closed it"
+        why = f"{type(error).__name__}: {error}" if error else "the server closed it"
+        return why if self.is_ready else f"{why}; {CERTIFICATE_REMEDY if self._is_secure else PLAIN_REMEDY}"
 
     def eof_received(self) -> None:
         """The server sends nothing any more. What is not yet sent to it must not delay the end."""

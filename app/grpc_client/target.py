@@ -63,6 +63,12 @@ class Target:
         """The value of `:authority` for calls to any of its servers: the first name that it has."""
         return self.service.rstrip(".") or self.places[0].authority
 
+    @property
+    def name(self) -> str:
+        """The name that its servers share, as in their certificates: the first one; empty: there is none."""
+        named = (place.host for place in self.places if needs_look_up(place))
+        return self.service.rstrip(".") or next(named, "")
+
 
 def needs_look_up(place: Address) -> bool:
     """Whether the place is a name, and neither an IP address nor a socket."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import ssl
 import tempfile
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import IO, NoReturn
 
 from app.grpc_client.address import plain_text
 
 ALPN = "h2"
-TLS_REMEDY = "check that the server speaks TLS on this port"
+CERTIFICATE_REMEDY = "if the server wants a certificate, give a valid one of an authority that it trusts"
+TLS_REMEDY = f"check that the server speaks TLS on this port; {CERTIFICATE_REMEDY}"
 NO_TLS = "the server does not speak TLS on this port; connect without TLS, or to another port"
 
 _CERTIFICATES = re.compile(rb"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.+?-----END \1-----", re.DOTALL)
@@ -70,15 +73,14 @@ def handshake_words(error: ssl.SSLError, name: str) -> str:
                 f"the server's certificate is not valid for {name!r}; connect by its name, or set server_name"
             )
         if error.verify_code in _UNKNOWN_AUTHORITY:
-            return (
-                f"the server's certificate is of an unknown authority ({why}); add the authority to the roots"
-            )
+            return f"the server's certificate is of an unknown authority ({why}); add it to the trusted ones"
         return f"the server's certificate is refused ({why}); renew it"
     if error.reason in _NO_TLS:
         return NO_TLS
     if "ALERT" in (error.reason or ""):
         return (
-            f"the server refused TLS ({_openssl_words(error)}); check its certificates, versions and ciphers"
+            f"the server refused TLS ({_openssl_words(error)}); {CERTIFICATE_REMEDY}; check versions and "
+            "ciphers, too"
         )
     return f"TLS failed ({_openssl_words(error)}); {TLS_REMEDY}"
 
@@ -113,11 +115,11 @@ def _load_key(context: ssl.SSLContext, chain: Sequence[bytes], pem: bytes) -> No
     if found is None:
         raise ValueError("key: no private key in PEM is in it; give BEGIN PRIVATE KEY to END PRIVATE KEY")
     # OpenSSL reads both from files only. Nobody else may read this one, and it is gone at the end.
-    with tempfile.NamedTemporaryFile(prefix="grpc-", suffix=".pem") as file:
+    with _private_file() as (file, path):
         file.write(b"\n".join([*chain, found[0], b""]))
         file.flush()
         try:
-            context.load_cert_chain(file.name, password=refuse)
+            context.load_cert_chain(path, password=refuse)
         except ssl.SSLError as error:
             if error.reason in _OTHER_KEY:
                 raise ValueError(
@@ -125,3 +127,17 @@ def _load_key(context: ssl.SSLContext, chain: Sequence[bytes], pem: bytes) -> No
                 ) from error
             why = _openssl_words(error)
             raise ValueError(f"key or certificate: OpenSSL refuses it ({why}); export it again") from error
+
+
+@contextlib.contextmanager
+def _private_file() -> Iterator[tuple[IO[bytes], str]]:
+    """A file and its path: in memory where there are such files, because a disk may keep what was deleted."""
+    try:
+        in_memory = os.memfd_create("grpc")
+    except (AttributeError, OSError):  # the system has none, or forbids them
+        with tempfile.NamedTemporaryFile(prefix="grpc-", suffix=".pem") as named:
+            yield named, named.name
+    else:
+        with os.fdopen(in_memory, "w+b") as file:
+            os.fchmod(in_memory, 0o600)
+            yield file, f"/proc/self/fd/{in_memory}"

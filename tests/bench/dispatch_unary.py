@@ -31,10 +31,11 @@ from app.dev.yard.lock_file import KAFKA_VERSION
 from tests.bench.parallel_consumer import VERSION
 from tests.bench.run import MIN_ROUNDS, Progress
 from tests.bench.unary import grpc_aio, java_peers, ours, receiver, sustained
-from tests.bench.unary.cases import BROKER, CASES, MEASURED_S, Case, Measured
+from tests.bench.unary.cases import BROKER, CASES, CREDENTIALS, MEASURED_S, Case, Measured
 from tests.bench.unary.java_peers import JavaPeer
 from tests.bench.unary.rounds import Rounds, by_turns, medians
 from tests.bench.unary.topic import fill
+from tests.grpc_client.peers.certificates import Certificates, make
 
 EXAMPLES = """\
 examples:
@@ -86,16 +87,24 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
         raise ValueError(f"--case {LONG} needs --long-seconds, such as 300")
     names = [name for name in CASES if options.case in {None, name}]
     rows: list[dict[str, Any]] = []
-    with Yard(regions=1, settings=BROKER) as yard, DemoStage(yard) as stage:
+    with (
+        tempfile.TemporaryDirectory() as work,
+        Yard(regions=1, settings=BROKER) as yard,
+        DemoStage(yard) as stage,
+    ):
+        certificates = make(Path(work))
+        entry = {"name": CREDENTIALS, "ca": str(certificates.authority)}
+        stage.settings["receivers"] = {"credentials": [entry]}
         worker = stage.worker()
-        with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             java = {}
             for peer in options.peers if names else ():
                 if peer in STARTS:
                     progress(f"starting {peer}")
                     java[peer] = stack.enter_context(STARTS[peer](yard.bootstrap(ours.CLUSTER), Path(work)))
             for name in names:
-                bench = CaseBench(stage, worker, name, CASES[name], java)
+                tls = certificates if CASES[name].is_secure else None
+                bench = CaseBench(stage, worker, name, CASES[name], java, tls)
                 rows += _rows(CASES[name], bench.run(options.peers, options.rounds, progress))
         if options.long_seconds and options.case in {None, LONG}:
             rows += sustained.measure(stage, worker, options.long_seconds, progress)
@@ -111,12 +120,14 @@ class CaseBench:
     """One case: its topic, its receiver, and a new group for every run."""
 
     def __init__(
-        self, stage: DemoStage, worker: Process, name: str, case: Case, java: Mapping[str, JavaPeer]
-    ) -> None:
+        self, stage: DemoStage, worker: Process, name: str, case: Case, java: Mapping[str, JavaPeer],
+        tls: Certificates | None,
+    ) -> None:  # fmt: skip
         self._stage = stage
         self._worker = worker
         self._case = case
         self._java = java
+        self._tls = tls
         self._topic = f"unary-{name}"
         self._numbers = itertools.count()
 
@@ -125,7 +136,7 @@ class CaseBench:
         progress(f"{self._case.title}: filling the topic")
         bootstrap = self._stage.yard.bootstrap(ours.CLUSTER)
         asyncio.run(fill(bootstrap, self._topic, self._case.messages, self._case.value_bytes))
-        go = receiver.started(self._stage, self._case.delay_ms)
+        go = receiver.started(self._stage, self._case.delay_ms, tls=self._tls)
         try:
             for name, peer in self._java.items():
                 progress(f"warming up {name}")
@@ -141,10 +152,13 @@ class CaseBench:
                 self._stage, self._worker, self._case, self._topic, self._group(), address
             )
         if name == GRPC_AIO:
-            return lambda: grpc_aio.measure(self._case, address)
+            authority = None if self._tls is None else self._tls.authority.read_bytes()
+            return lambda: grpc_aio.measure(self._case, address, authority)
         return lambda: self._by_java(self._java[name], address)
 
     def _by_java(self, peer: JavaPeer, address: str) -> Measured:
+        if self._tls is not None:
+            address = f"{address},{self._tls.authority}"
         return peer.measure(self._case, self._topic, self._group(), address)
 
     def _group(self) -> str:

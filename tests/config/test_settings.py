@@ -279,3 +279,42 @@ def test_a_worker_that_would_end_at_each_pause_of_its_loop_is_refused(tmp_path: 
     assert load(tmp_path, MINIMAL + "worker: {stall: 5m}\n").worker.stall_s == 300.0
     with pytest.raises(InvalidConfiguration, match=r"worker\.stall"):
         load(tmp_path, MINIMAL + "worker: {stall: 1s}\n")
+
+
+CREDENTIALS = """\
+receivers:
+  credentials:
+    - {name: billing, ca: ca.pem, cert: tls.crt, key: /secrets/tls.key, groups: [billing]}
+    - {name: public, ca: public.pem}
+"""
+
+
+def test_credentials_for_receivers_are_named_and_their_files_may_come_later(tmp_path: Path) -> None:
+    settings = load(tmp_path, MINIMAL + CREDENTIALS)
+    billing, public = settings.receivers.credentials
+    assert (billing.ca, billing.key) == (str(tmp_path / "ca.pem"), "/secrets/tls.key")
+    assert (public.cert, public.key) == (None, None)
+    assert settings.credentials_users == {"billing": ("billing",), "public": ()}
+    assert load(tmp_path, MINIMAL).receivers.credentials == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "words"),
+    [
+        ("{name: billing, ca: a.pem}", "1.name", "a name of its own"),
+        ("{name: other, cert: a.pem}", "1.cert", "add the key"),
+        ("{name: other, key: a.pem}", "1.key", "add the cert"),
+        ("{name: other}", "1.ca", "add ca, or cert and key"),
+        ("{name: 'a b', ca: a.pem}", "1.name", "not a name"),
+        ("{name: other, ca: ''}", "1.ca", "must not be empty"),
+        ("{name: other, ca: a.pem, groups: []}", "1.groups", "at least 1"),
+        ("{name: other, cacert: a.pem}", "1.cacert", "did you mean"),
+    ],
+)
+def test_credentials_that_are_not_what_they_seem_are_refused_with_the_remedy(
+    entry: str, field: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        load(tmp_path, f"{MINIMAL}receivers:\n  credentials: [{{name: billing, ca: b.pem}}, {entry}]\n")
+    found = {problem.field: str(problem) for problem in caught.value.problems}
+    assert words in found[f"receivers.credentials.{field}"], found

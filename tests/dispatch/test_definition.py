@@ -233,6 +233,65 @@ def test_an_unknown_cluster_is_answered_with_a_similar_one() -> None:
     )
 
 
+def test_tls_takes_credentials_by_name_and_is_left_out_of_definitions_without_it() -> None:
+    plain, secure = parse_definition(SMALL)[0], parse_definition(changed("spec/target/tls", {}))[0]
+    assert (plain.spec.target.tls, "tls" in str(plain.to_wire())) == (None, False)
+    assert secure.spec.target.tls is not None
+    assert Workload.from_wire(secure.to_wire()) == secure
+
+    named = changed("spec/target/tls", {"credentials": "biling", "server_name": "orders.example"})
+    parse_definition(named)
+    parse_definition(named, credentials={"biling": ()})
+    parse_definition(named, credentials={"biling": ("payments", "billing")})
+    assert "did you mean billing?" in text_of(named, credentials={"billing": ()})
+    assert "receivers.credentials in each switchyard.yaml" in text_of(named, credentials={})
+    assert "add group billing" in text_of(named, credentials={"biling": ("payments",)})
+
+
+def test_an_empty_tls_does_not_mean_none() -> None:
+    document = changed("spec/target/tls", None)
+    assert fields(document) == ["spec.target.tls"]
+    assert "write tls: {}" in text_of(document)
+
+
+@pytest.mark.parametrize(
+    ("address", "transport", "is_refused"),
+    [
+        ("srv:///_grpc._tcp.billing.example", "http2", True), ("one:1,two:1", "http2", False),
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", "http2", False), ("ipv4:10.0.0.1:1,10.0.0.2:1", "grpc", True),
+        ("unix:/run/a.sock", "grpc", False), ("dns://10.0.0.53/a:1", "http2", False),
+    ],
+)  # fmt: skip
+def test_tls_needs_a_name_for_the_certificate(address: str, transport: str, is_refused: bool) -> None:
+    document = changed("spec/target", {"address": address, "transport": transport, "tls": {}})
+    named = changed("spec/target/tls", {"server_name": "billing.example"}, base=document)
+    parse_definition(named)
+    if is_refused:
+        assert fields(document) == ["spec.target.address"]
+        assert "write target.tls.server_name" in text_of(document)
+    else:
+        parse_definition(document)
+
+
+def test_tls_needs_a_name_for_the_certificates_of_isolated_receivers() -> None:
+    targets = [{"environment": "staging", "address": "srv:///_grpc._tcp.staging.example"}]
+    isolation = {"environment": "x-environment", "targets": targets}
+    document = changed("spec/isolation", isolation, base=changed("spec/target/tls", {}))
+    assert fields(document) == ["spec.isolation.targets.0.address"]
+
+
+@pytest.mark.parametrize(
+    ("tls", "field"),
+    [
+        ({"credentials": "/etc/shadow"}, "credentials"), ({"credentials": ""}, "credentials"),
+        ({"server_name": "a b"}, "server_name"), ({"server_name": "user@host"}, "server_name"),
+        ({"server_name": 7}, "server_name"), ({"ca": "a.pem"}, "ca"),
+    ],
+)  # fmt: skip
+def test_tls_that_names_no_credentials_or_host_is_refused(tls: dict[str, Any], field: str) -> None:
+    assert fields(changed("spec/target/tls", tls)) == [f"spec.target.tls.{field}"]
+
+
 @pytest.mark.parametrize("document", [None, [], "Workload", 7, {}])
 def test_a_document_that_is_no_definition_is_refused_like_an_invalid_one(document: Any) -> None:
     with pytest.raises(InvalidConfiguration):

@@ -1047,7 +1047,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused(bench: Bench, certific
         with serving(tls=certificates.server_context(issued)) as server:
             why = bench.fail(server.address, tls=tls, server_name="localhost")
         assert "certificate is of an unknown authority (" in why
-        assert "add the authority to the roots" in why
+        assert "add it to the trusted ones" in why
 
 
 @pytest.mark.parametrize(

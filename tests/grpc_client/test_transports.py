@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ async def one(channel: Channel, size: int = 0) -> UnaryCall:
 
 
 def trusting(certificates: Certificates) -> ChannelOptions:
-    return ChannelOptions(tls=tls_context(roots=certificates.authority.read_bytes()))
+    return ChannelOptions(tls=partial(tls_context, roots=certificates.authority.read_bytes()))
 
 
 async def test_tls(language: str, certificates: Certificates) -> None:
@@ -68,7 +69,7 @@ async def test_tls(language: str, certificates: Certificates) -> None:
             assert (await one(channel, 300_000)).code is StatusCode.OK
             calls = await asyncio.gather(*(begin(channel, number) for number in range(500)))
             assert {call.code for call in calls} == {StatusCode.OK}
-        async with calling(peer.address, ChannelOptions(tls=tls_context())) as channel:
+        async with calling(peer.address, ChannelOptions(tls=tls_context)) as channel:
             stranger = await one(channel)
             assert (stranger.code, stranger.loss) == (StatusCode.UNAVAILABLE, Loss.UNPROCESSED)
             assert "certificate" in stranger.message
@@ -78,7 +79,8 @@ async def test_tls(language: str, certificates: Certificates) -> None:
 
 async def test_mutual_tls(language: str, certificates: Certificates) -> None:
     with peers.start(language, *certificates.mutual_options) as peer:
-        own = tls_context(
+        own = partial(
+            tls_context,
             roots=certificates.authority.read_bytes(),
             certificate=certificates.client.read_bytes(),
             key=certificates.client_key.read_bytes(),
@@ -88,6 +90,7 @@ async def test_mutual_tls(language: str, certificates: Certificates) -> None:
         async with calling(peer.address, trusting(certificates)) as channel:
             anonymous = await one(channel)
             assert (anonymous.code, anonymous.loss) == (StatusCode.UNAVAILABLE, Loss.UNPROCESSED)
+            assert "give a valid one" in anonymous.message
 
 
 async def test_a_unix_socket(language: str, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from app.dispatch.push.metadata import SenderRole
 from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
+from app.grpc_client.credentials import Credentials, PemFiles
 from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.clock import clock, now_ms
 from app.kernel.job import JobId, Kind
@@ -291,6 +292,8 @@ class FakeRuntime:
         self.env: dict[str, str] = {}
         self.control = FakeControlLog()
         self.schemas = SchemaLoader(Path("/"))
+        self.credentials = Credentials({"billing": PemFiles("/missing/ca.pem")})
+        self.credentials.load()
         self.clusters = FakeClusters()
         nothing: Any = None
         control: Any = self.control

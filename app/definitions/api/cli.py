@@ -81,6 +81,7 @@ def _load(
         files,
         clusters=None if settings is None else settings.cluster_names(),
         layout=None if settings is None else settings.layout(),
+        credentials=None if settings is None else settings.credentials_users or None,
         prune=prune,
         may_be_empty=allow_empty,
     )
@@ -96,7 +97,8 @@ def _load(
 def validate(files: tuple[str, ...], allow_empty: bool) -> None:
     """Checks files without a worker. Exit code 3 when there are errors; the output has all of them.
 
-    Clusters and regions are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
+    Clusters, regions and credentials for receivers are checked when switchyard.yaml is here and has them, or
+    SWITCHYARD_CONFIG names one.
 
     \b
     switchyard config validate -f billing.yaml

@@ -36,13 +36,14 @@ from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.leftovers import tier_of
 from app.dispatch.topics.settings import create_delayed
+from app.grpc_client.credentials import SYSTEM
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import FetchItem, FetchKey
 from app.kernel.broker_throttle import FETCH
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
-from app.payload.interceptors import Interceptor
+from app.payload.interceptors import Interceptor, InterceptorChain
 from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob
@@ -95,7 +96,7 @@ class DispatchController(Service):
         self._consumers = consumers
         self._interceptors = interceptors
         self._definition_rollout = DefinitionRollout(
-            catalog, self.runtimes, interceptors, ports.schemas, ports.report_incident,
+            catalog, self.runtimes, self._make_chain, ports.report_incident,
             changed=self._on_definition, moved=self._restart_all, ended=jobs.reconcile_soon,
         )  # fmt: skip
 
@@ -127,16 +128,32 @@ class DispatchController(Service):
     # -- one job -----------------------------------------------------------------------------------
 
     async def check(self, job: JobId) -> tuple[Workload, DataCluster]:
-        """A job's workload and its writable cluster. Raises LookupError, ClusterUnreachable, KafkaError."""
+        """A job's workload and its writable cluster.
+
+        Raises:
+            LookupError, ClusterUnreachable, KafkaError: One of them is not there.
+            ValueError: The credentials for its receiver are not there.
+        """
         workload, clusters = self._catalog.workload(job.name), self._ports.clusters
         if workload is None:
             raise LookupError(f"this worker has no definition of {job.name} that it can read")
         name = workload.metadata.cluster
         if name not in clusters.specs:
             raise LookupError(f"cluster {name!r} is not in this worker's configuration")
+        self._check_credentials(workload)
         cluster = await clusters.get(name)
         await cluster.written_to()  # for its retry topics and its dead letter queue
         return workload, cluster
+
+    def _check_credentials(self, workload: Workload) -> None:
+        """Raises ValueError: it may not connect to its receiver here, with the remedy."""
+        if (tls := workload.spec.target.tls) is not None:
+            self._ports.credentials.check(tls.credentials or SYSTEM, workload.metadata.group)
+
+    async def _make_chain(self, workload: Workload) -> InterceptorChain | None:
+        """The workload's interceptors. Raises ValueError: they cannot be made, or as `_check_credentials`."""
+        self._check_credentials(workload)
+        return await make_chain(workload, self._interceptors, self._ports.schemas)
 
     async def start_pump(
         self,
@@ -150,7 +167,7 @@ class DispatchController(Service):
 
         Raises:
             LookupError, KafkaError, ClusterUnreachable: Something that the pump needs is not known yet.
-            DescriptorError: The workload's schema cannot be used here.
+            ValueError: The workload's schema cannot be used here, or its credentials are not there.
         """
         workload, cluster = await self.check(job)
         carried = await self._remote_progress_import.imported_progress(job, workload, answer, reset)
@@ -165,7 +182,7 @@ class DispatchController(Service):
             carried=carried,
         )
         counts = await self._consumers.counts_from(job, workload, cluster, answer, beginning)
-        chain = await make_chain(workload, self._interceptors, self._ports.schemas)
+        chain = await self._make_chain(workload)
         if not is_mine():
             return None
         runtime = self.runtimes.get(job.name)
@@ -173,7 +190,7 @@ class DispatchController(Service):
             raise LookupError(f"this worker still ends jobs of {job.name} on its former cluster")
         made = runtime or WorkloadRuntime(
             workload,
-            TargetClients(self._ports.worker, self._ports.zone),
+            TargetClients(self._ports.worker, self._ports.zone, self._ports.credentials),
             cluster.producer,
             self._ports.lease,
             partial(create_delayed, cluster.client, workload),

@@ -1,20 +1,19 @@
 """Brings changed workload definitions into force on this worker, and announces the region's role.
-A definition whose interceptors cannot be made leaves the former one in force."""
+A definition whose interceptors cannot be made, or whose credentials are not there, leaves the former one in
+force."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
 from app.dispatch.definition import Workload
-from app.dispatch.jobs.interceptor_chain import make_chain
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.kernel.incidents import ReportIncident
-from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import SchemaLoader
+from app.payload.interceptors import InterceptorChain
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +22,8 @@ ROLLOUT_RETRY_INTERVAL_S = 1.0
 
 class DefinitionRollout:
     """Compares the definitions in force with those in the control log.
+
+    `make_chain` raises ValueError if the definition cannot be in force here, with the remedy.
 
     Calls `changed(runtime, reordered)` once a changed definition is in force, and `ended` after each attempt.
     If a definition names another cluster (the workload was moved, or deleted and deployed again), it calls
@@ -33,8 +34,7 @@ class DefinitionRollout:
         self,
         catalog: WorkloadsCatalog,
         runtimes: Mapping[str, WorkloadRuntime],
-        interceptors: Sequence[tuple[str, Interceptor]],
-        schemas: SchemaLoader,
+        make_chain: Callable[[Workload], Awaitable[InterceptorChain | None]],
         report_incident: ReportIncident,
         changed: Callable[[WorkloadRuntime, bool], None],
         moved: Callable[[WorkloadRuntime], None],
@@ -42,8 +42,7 @@ class DefinitionRollout:
     ) -> None:
         self._catalog = catalog
         self._runtimes = runtimes
-        self._interceptors = interceptors
-        self._schemas = schemas
+        self._make_chain = make_chain
         self._report_incident = report_incident
         self._changed = changed
         self._moved = moved
@@ -69,14 +68,15 @@ class DefinitionRollout:
     async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
         key = workload.key
         try:
-            chain = await make_chain(workload, self._interceptors, self._schemas)
+            chain = await self._make_chain(workload)
         except ValueError as error:
             why = str(error)
             if self._troubles.get(key) != why:
                 self._troubles[key] = why
                 self._report_incident(
                     "definition-not-in-force", key, why,
-                    "the former definition stays in force; correct the new one and deploy it again",
+                    "the former definition stays in force, with its connections; correct what is wrong, or "
+                    "deploy another definition",
                     lambda: self._troubles.get(key) != why,
                 )  # fmt: skip
             await asyncio.sleep(ROLLOUT_RETRY_INTERVAL_S)

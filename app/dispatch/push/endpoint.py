@@ -26,6 +26,7 @@ from app.dispatch.model.concurrency_limit import AdaptiveLimit
 from app.dispatch.model.outlier_detection import Standing
 from app.dispatch.model.throughput_diagnosis import EndpointStatus
 from app.dispatch.push.health_watch import HealthWatch
+from app.grpc_client.address import plain_text
 from app.kernel.grpc_status import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -109,6 +110,7 @@ class Endpoint:
         self.is_leaving = self.is_local = False
         self.since_s = clock()
         self._state = "ready"
+        self._last_failure = ""  # its words
         self.standing = Standing()
         self.adaptive: AdaptiveLimit | None = None
         self.latency = MeanLatency()
@@ -246,7 +248,7 @@ class Endpoint:
             local=self.is_local,
             state=state,
             for_s=round(now_s - self.since_s, 1),
-            why=self.standing.slow if breaker.closed else breaker.reason,
+            why=self.standing.slow if breaker.closed else self._why_open(),
             contract="unary" if stream is None else "stream",
             limit=limit,
             allowed=-1 if allowed == limit else allowed,
@@ -261,6 +263,11 @@ class Endpoint:
             failed=calls.failed,
             latency_ms=-1 if latency_s is None else round(latency_s * 1000, 2),
         )
+
+    def _why_open(self) -> str:
+        """Why its breaker is not closed, with the words of the last failure."""
+        words = plain_text(self._last_failure)
+        return f"{self.breaker.reason}; the last failure: {words}" if words else self.breaker.reason
 
     def probe_in_s(self, now_s: float) -> float | None:
         """Seconds to the next probe; None: none is needed."""
@@ -290,6 +297,8 @@ class Endpoint:
             self.breaker.forgo(now_s)
             return
         code = result.code
+        if failed:
+            self._last_failure = result.details
         if result.answer_too_large and code not in UNREACHED:  # a stream's is counted by `_on_stream_end`
             self._on_unread(result.details)
         was_closed = self.breaker.closed
@@ -327,6 +336,7 @@ class Endpoint:
         if stream is not None and self._uses_stream(stream) and is_whole and not result.is_planned_end:
             lost = result.code in FAILURES or result.code == CANCELLED
             code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)
+            self._last_failure = result.details
             self.breaker.on_result(code, now_s, now_s)
         self._on_room()
 

@@ -13,7 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import grpc
 from grpc import aio
@@ -30,6 +31,7 @@ from app.dispatch.push.health import (
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
 from app.dispatch.push.size_refusal import METADATA_WORDS
 from app.dispatch.push.transport import UNREAD_BYTES
+from app.grpc_client.credentials import Pem
 from app.grpc_client.metadata import read_metadata
 from app.kernel.grpc_status import CANCELLED, OK, RESOURCE_EXHAUSTED
 
@@ -69,15 +71,35 @@ HEALTH_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+Options = Sequence[tuple[str, object]]
 Pairs = Sequence[tuple[str, str | bytes]]
+
+
+class GrpcTls(NamedTuple):
+    """What channels trust and show, and the name in the server's certificate ("": the address's host)."""
+
+    pem: Pem  # its representation has no key
+    server_name: str = ""
+
+
+def _channel(library: ModuleType, address: str, options: Options, tls: GrpcTls | None) -> Any:
+    """A channel of `grpc` or `grpc.aio`."""
+    if tls is None:
+        return library.insecure_channel(address, options=options)
+    if tls.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    credentials = grpc.ssl_channel_credentials(tls.pem.ca, tls.pem.key, tls.pem.cert)
+    return library.secure_channel(address, credentials, options=options)
 
 
 class GrpcUnaryTarget:
     """A receiver's unary method, over a pool of channels."""
 
-    def __init__(self, address: str, method: str, *, channels: int = CHANNELS) -> None:
+    def __init__(
+        self, address: str, method: str, tls: GrpcTls | None = None, *, channels: int = CHANNELS
+    ) -> None:
         self.address = address
-        self._channels = [aio.insecure_channel(address, options=UNARY_OPTIONS) for _ in range(channels)]
+        self._channels = [_channel(aio, address, UNARY_OPTIONS, tls) for _ in range(channels)]
         # No serializers: bytes are sent as they are, and the answer is ignored.
         self._calls: list[Any] = [channel.unary_unary(method, None, None) for channel in self._channels]
         self._next = 0
@@ -112,8 +134,8 @@ class GrpcUnaryTarget:
 class GrpcStreamChannel:
     """A receiver's method for streams."""
 
-    def __init__(self, address: str, method: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=STREAM_OPTIONS)
+    def __init__(self, address: str, method: str, tls: GrpcTls | None = None) -> None:
+        self._channel = _channel(grpc, address, STREAM_OPTIONS, tls)
         self._method: Any = self._channel.stream_stream(method, None, None)
 
     def open(self) -> GrpcStreamCall:
@@ -219,8 +241,8 @@ class GrpcStreamCall:
 class GrpcHealthClient:
     """Checks a server over a channel of its own."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = aio.insecure_channel(address, options=HEALTH_OPTIONS)
+    def __init__(self, address: str, tls: GrpcTls | None = None) -> None:
+        self._channel = _channel(aio, address, HEALTH_OPTIONS, tls)
         self._call: Any = self._channel.unary_unary(METHOD, None, None)
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -58,6 +60,8 @@ class Server:
         connections: How many there are for unary calls, and how many for streams. There may be several
             servers behind the address.
         max_age_s: Each connection is replaced after about this time; 0: never.
+        tls: Gives the context of each connection; None: without TLS.
+        server_name: The name in its certificate; "": the address's host.
     """
 
     address: Address
@@ -65,12 +69,15 @@ class Server:
     proxy: Proxy | None = None
     connections: int = 1
     max_age_s: float = 0.0
+    tls: Callable[[], ssl.SSLContext] | None = None
+    server_name: str = ""
 
     def channel(self, max_message_bytes: int) -> Channel:
         limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
         options = ChannelOptions(
-            authority=self.authority, proxy=self.proxy, connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits
-        )
+            tls=self.tls, server_name=self.server_name, authority=self.authority, proxy=self.proxy,
+            connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits,
+        )  # fmt: skip
         return Channel(self.address, options)
 
 

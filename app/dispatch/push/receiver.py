@@ -383,7 +383,7 @@ class Receiver:
             address=self.address,
             contract=best.contract,
             breaker=str(breaker.state),
-            why_open="" if breaker.closed else breaker.reason,
+            why_open="" if breaker.closed else best.why,
             probe_in_ms=-1 if probe_in_s is None else round(probe_in_s * 1000),
             limit=self.limit,
             allowed=best.allowed if len(found) == 1 else -1,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from app.dispatch.definition import Workload
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.endpoint import Place
-from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcUnaryTarget
+from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcTls, GrpcUnaryTarget
 from app.dispatch.push.health import HealthClient
 from app.dispatch.push.http2_transport import (
     Http2HealthClient,
@@ -21,19 +22,27 @@ from app.dispatch.push.http2_transport import (
 from app.dispatch.push.receiver import Follow
 from app.dispatch.push.stream.client import METHOD, Sender, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
-from app.grpc_client.address import Address, Proxy
+from app.grpc_client.address import Address, Proxy, ascii_host
+from app.grpc_client.credentials import SYSTEM, Credentials
 from app.grpc_client.resolver import Resolver
 from app.grpc_client.target import Target
 
+SOCKETS = {"unix", "unix-abstract"}
 ANY_PORT = 1  # exemptions from a proxy regard hosts only
 
 
 class TargetClients:
-    """Makes clients that name this worker to the receiver. `zone`: where it runs; "": not known."""
+    """Makes clients that name this worker to the receiver.
 
-    def __init__(self, worker: str, zone: str = "") -> None:
+    Args:
+        zone: Where the worker runs; "": not known.
+        credentials: For TLS; without them workloads have none.
+    """
+
+    def __init__(self, worker: str, zone: str = "", credentials: Credentials | None = None) -> None:
         self._worker = worker
         self._zone = zone
+        self._credentials = credentials or Credentials()
 
     def endpoints(self, workload: Workload, address: str, follow: Follow) -> EndpointNames:
         """See `ReceiverClients.endpoints`."""
@@ -42,9 +51,9 @@ class TargetClients:
         return EndpointNames(workload, address, local, follow)
 
     def unary(self, workload: Workload, place: Place) -> UnaryTarget:
-        server = _server(workload, place)
+        server = self._server(workload, place)
         if server is None:
-            return GrpcUnaryTarget(place.name, workload.method())
+            return GrpcUnaryTarget(place.name, workload.method(), self._grpc_tls(workload, place))
         return Http2UnaryTarget(server, workload.method())
 
     def stream(
@@ -54,11 +63,11 @@ class TargetClients:
         on_room: Callable[[], None],
         on_lost: Callable[[CallResult, bool], None],
     ) -> StreamTarget:
-        server = _server(workload, place)
+        server = self._server(workload, place)
 
         def open_channel() -> StreamChannel:
             if server is None:
-                return GrpcStreamChannel(place.name, METHOD)
+                return GrpcStreamChannel(place.name, METHOD, self._grpc_tls(workload, place))
             return Http2StreamChannel(server, METHOD)
 
         return StreamTarget(
@@ -72,8 +81,36 @@ class TargetClients:
         )
 
     def health(self, workload: Workload, place: Place) -> HealthClient:
-        server = _server(workload, place)
-        return GrpcHealthClient(place.name) if server is None else Http2HealthClient(server)
+        server = self._server(workload, place)
+        if server is None:
+            return GrpcHealthClient(place.name, self._grpc_tls(workload, place))
+        return Http2HealthClient(server)
+
+    def _grpc_tls(self, workload: Workload, place: Place) -> GrpcTls | None:
+        tls = workload.spec.target.tls
+        if tls is None:
+            return None
+        # For a socket, grpcio would compare the path.
+        is_socket = place.name.partition(":")[0].lower() in SOCKETS
+        name = ascii_host(tls.server_name or ("localhost" if is_socket else ""))
+        return GrpcTls(self._credentials.pem(tls.credentials or SYSTEM), name)
+
+    def _server(self, workload: Workload, place: Place) -> Server | None:
+        """The place for our own client; None: it is for grpcio."""
+        target = _http2_target(workload, place.target)
+        if target is None:
+            return None
+        spec = workload.spec.target
+        server = Server(Address.parse(place.name), target.authority, _proxy(target))
+        if spec.tls is not None:
+            context = partial(self._credentials.context, spec.tls.credentials or SYSTEM)
+            # A zone's endpoint may be found by either name first; certificates need only that of all.
+            if place.target in spec.zones.values():
+                target = Target.parse(spec.address)
+            server = replace(server, tls=context, server_name=spec.tls.server_name or target.name)
+        if place.is_alone:
+            server = replace(server, connections=spec.connections, max_age_s=spec.max_connection_age)
+        return server
 
 
 class EndpointNames:
@@ -148,18 +185,6 @@ def _http2_target(workload: Workload, address: str) -> Target | None:
         return Target.parse(address)
     except ValueError:
         return None
-
-
-def _server(workload: Workload, place: Place) -> Server | None:
-    target = _http2_target(workload, place.target)
-    if target is None:
-        return None
-    address = Address.parse(place.name)
-    server = Server(address, target.authority, _proxy(target))
-    if not place.is_alone:
-        return server
-    spec = workload.spec.target
-    return replace(server, connections=spec.connections, max_age_s=spec.max_connection_age)
 
 
 def _proxy(target: Target) -> Proxy | None:

@@ -175,7 +175,7 @@ class Receivers:
 def _connection_key(workload: Workload) -> tuple[object, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
-    connections = target.transport, target.connections, target.max_connection_age
+    connections = target.transport, target.tls, target.connections, target.max_connection_age
     return target.address, target.zones, connections, target.contract, workload.method()
 
 

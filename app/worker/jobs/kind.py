@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.controllog.codec import JobStatus
 from app.controllog.log import ControlLog
+from app.grpc_client.credentials import Credentials
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import FetchItem
 from app.kernel.fencing import TakeoverAnswer
@@ -31,7 +32,7 @@ from app.worker.jobs.start_position import LineageReset
 @dataclass(frozen=True, slots=True)
 class JobPorts:
     """The parts of a worker that every kind of job needs. `worker`: this process's id; `zone`: where it runs,
-    "" if nobody said."""
+    "" if nobody said; `credentials`: for receivers."""
 
     worker: str
     control: ControlLog
@@ -41,6 +42,7 @@ class JobPorts:
     schemas: SchemaLoader
     failures: JobFailures
     zone: str = ""
+    credentials: Credentials = field(default_factory=Credentials)
 
 
 class JobRestarts(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.controllog.topics import ControlTopics
 from app.failover.topology import Layout
+from app.grpc_client.credentials import PemFiles
 from app.kafka.client.cluster import ClusterSpec
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptors import Interceptor
@@ -33,6 +34,7 @@ class WorkerOptions:
         interceptors: Names and interceptors, in their order.
         atlas: The regions; None: this worker knows no other region.
         layout: The clusters of each region, for definitions with a mode.
+        credentials: For receivers, by name.
         refuses_local_alerts: Alerts must not go to addresses of this host.
         unwritten: The rows of tables that the disk did not take.
     """
@@ -52,5 +54,6 @@ class WorkerOptions:
     interceptors: Sequence[tuple[str, Interceptor]] = ()
     atlas: RegionAtlas | None = None
     layout: Layout | None = None
+    credentials: Mapping[str, PemFiles] = field(default_factory=dict)
     refuses_local_alerts: bool = False
     unwritten: Callable[[], Sequence[UnwrittenRows]] = tuple

@@ -30,6 +30,7 @@ from app.controllog.seals import Seals
 from app.failover.plan.planner import FailoverPlanner
 from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
+from app.grpc_client.credentials import Credentials
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.data_clusters import DataClusters
@@ -55,6 +56,7 @@ from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, LeaseRenewal, Members
 from app.worker.members.sentinel import Sentinel
 from app.worker.readable_definitions import ReadableDefinitions
+from app.worker.runtime.credentials_watch import CredentialsWatch
 from app.worker.runtime.disk_watch import DiskWatch
 from app.worker.runtime.heartbeat_status import workload_troubles
 from app.worker.runtime.incidents import Incidents
@@ -78,6 +80,7 @@ LEASE_S = 2.0
 DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before its jobs are reassigned
 GOODBYE_TIMEOUT_S = 2.0
 CONTROL_READ_TIMEOUT_S = 5.0
+PLACE_OF_CREDENTIALS = "receivers.credentials in switchyard.yaml, and restart the worker"
 # Batches, futures and answers come by the thousand and need no collector, so it runs seldom.
 GC_THRESHOLDS = 50_000, 20, 20
 
@@ -169,9 +172,12 @@ class Runtime(Service):
             None if self.regions is None else self.regions.remote_progress,
             options.interceptors,
         )
+        self.credentials = Credentials(options.credentials, PLACE_OF_CREDENTIALS)
+        self.credentials_watch = CredentialsWatch(self.credentials, self.incidents.report_own)
         ports = JobPorts(
-            worker, control, self.clusters, lease, report, self.schemas, JobFailures(), options.zone
-        )
+            worker, control, self.clusters, lease, report, self.schemas, JobFailures(), options.zone,
+            self.credentials,
+        )  # fmt: skip
         self.jobs = JobManager(
             ports,
             self.trackers,
@@ -253,6 +259,7 @@ class Runtime(Service):
         await self._control_client.start_patiently()
         for service in (
             self.incidents,
+            self.credentials_watch,
             self.control,
             self.trackers,
             self.barriers,

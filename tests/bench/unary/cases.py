@@ -28,6 +28,7 @@ class Case:
         share_consumers: Consumers of a share group; the quickest of 1, 2, 4 and 8 here.
         share_records: Their `max.poll.records`; the quickest of 50 to 10,000 here.
         warm_up_s: From a run's first message to its measurement.
+        is_secure: The receiver has TLS; its certificate is checked.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Case:
     share_consumers: int
     share_records: int
     warm_up_s: float = 3.0
+    is_secure: bool = False
 
     @property
     def last(self) -> int:
@@ -61,8 +63,11 @@ class Measured:
     seconds: float
 
 
+CREDENTIALS = "bench"  # of the worker, for receivers with TLS
+
 CASES = {
     "instant": Case("instant receiver, 200 in flight, 200 bytes", 0, 200, 200, 600_000, 1, 5_000),
+    "tls": Case("the same with TLS", 0, 200, 200, 600_000, 1, 5_000, is_secure=True),
     "50ms": Case("50 ms receiver, 1,000 in flight, 200 bytes", 50, 1_000, 200, 300_000, 2, 2_000),
     "2kb": Case("instant receiver, 200 in flight, 2 KB", 0, 200, 2_000, 500_000, 2, 2_000),
     # 5 GB, for the broker's page cache: the quickest side reads all of it in one run

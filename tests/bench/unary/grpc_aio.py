@@ -15,16 +15,22 @@ from tests.bench.unary.cases import MEASURED_S, METHOD, Case, Measured
 from tests.bench.unary.topic import HEADERS, KEYS, value_of
 
 
-def measure(case: Case, address: str) -> Measured:
-    """One run. Raises grpc.aio.AioRpcError: a call failed."""
-    return uvloop.run(_measure(case, address))
+def measure(case: Case, address: str, authority: bytes | None = None) -> Measured:
+    """One run. `authority`: in PEM, for TLS. Raises grpc.aio.AioRpcError: a call failed."""
+    return uvloop.run(_measure(case, address, authority))
 
 
-async def _measure(case: Case, address: str) -> Measured:
+def _channel(address: str, authority: bytes | None) -> grpc.aio.Channel:
+    if authority is None:
+        return grpc.aio.insecure_channel(address)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority))
+
+
+async def _measure(case: Case, address: str, authority: bytes | None) -> Measured:
     template, value = MetadataTemplate("peer", "bench", 0), value_of(case.value_bytes)
     shared = read_metadata(template.shared(()).fields)
     answered = 0
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with _channel(address, authority) as channel:
         call = channel.unary_unary(METHOD, None, None)
 
         async def caller(first: int) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import psutil
 
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
-from tests.bench.unary.cases import MEASURED_S, METHOD, Case, Measured
+from app.kernel.json_types import JsonObject
+from tests.bench.unary.cases import CREDENTIALS, MEASURED_S, METHOD, Case, Measured
 
 CLUSTER = "east-aggregate"
 START_S = 60.0
@@ -29,13 +30,17 @@ class Run:
     """A workload of the worker, with a group of its own."""
 
     def __init__(
-        self, stage: DemoStage, worker: Process, topic: str, group: str, in_flight: int, address: str
-    ) -> None:
+        self, stage: DemoStage, worker: Process, topic: str, group: str, in_flight: int, address: str,
+        is_secure: bool = False,
+    ) -> None:  # fmt: skip
         """Deploys it."""
         self._worker = worker
         self._cpu = psutil.Process(worker.popen.pid)
         self._url = f"{worker.url}/api/v1/workloads/{group}/{topic}"
-        target, flow = {"method": METHOD}, {"max_inflight": in_flight}
+        target: JsonObject = {"method": METHOD}
+        if is_secure:
+            target["tls"] = {"credentials": CREDENTIALS}
+        flow = {"max_inflight": in_flight}
         stage.deploy(worker, workload(group, topic, CLUSTER, address, target=target, flow=flow))
 
     def mark(self) -> Mark:
@@ -59,7 +64,7 @@ class Run:
 
 def measure(stage: DemoStage, worker: Process, case: Case, topic: str, group: str, address: str) -> Measured:
     """One run. Raises StageError: it does not start or end."""
-    run = Run(stage, worker, topic, group, case.in_flight, address)
+    run = Run(stage, worker, topic, group, case.in_flight, address, case.is_secure)
     run.wait_started()
     time.sleep(case.warm_up_s)
     begin = end = run.mark()

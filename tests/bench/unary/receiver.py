@@ -6,15 +6,19 @@ from pathlib import Path
 
 from app.dev.demo.stage import DemoStage, Process, StageError, free_port, wait_until
 from tests.grpc_client.peers.build import command
+from tests.grpc_client.peers.certificates import Certificates
 
 READY = "listening on "
 READY_S = 30.0
 
 
-def started(stage: DemoStage, delay_ms: int, latencies: Path | None = None) -> Process:
+def started(
+    stage: DemoStage, delay_ms: int, latencies: Path | None = None, tls: Certificates | None = None
+) -> Process:
     """A receiver whose calls last `delay_ms`; it is built first if it must be.
 
     Args:
+        tls: For TLS; None: without.
         latencies: The file in which it counts how old messages are (`tests.bench.latency.histogram`).
 
     Raises:
@@ -25,6 +29,7 @@ def started(stage: DemoStage, delay_ms: int, latencies: Path | None = None) -> P
     name = f"go-receiver-{len(stage.processes)}"
     options = ["--port", str(port), "--bench-delay-ms", str(delay_ms)]
     options += [] if latencies is None else ["--bench-latencies", str(latencies)]
+    options += [] if tls is None else tls.server_options
     process = stage.start(name, [*command("go"), *options], port=port, address=f"127.0.0.1:{port}")
 
     def listens() -> bool:

@@ -19,6 +19,7 @@ from app.dispatch.push.receiver import Receiver as ReceiverState
 from app.dispatch.scheduler.clients import TargetClients
 from app.dispatch.scheduler.receiver_queues import ReceiverQueues
 from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.grpc_client.credentials import Credentials
 from app.kafka.append.producer import RecordTooLarge
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
 from app.kernel.fencing import LogId
@@ -115,12 +116,17 @@ class DispatchRig:
         self._handler, self._limits = handler, limits
         self._parts: dict[int, PartitionFetch] = {}
         self.port = 0
+        self.credentials: Credentials | None = None
         self.runtime: WorkloadRuntime
 
     async def start_receiver(self) -> None:
         """Starts the receiver, on its former port if it had one."""
         self.receiver = self._receiver(self.seen, self._handler, self.port)
         self.port = await self.receiver.start()
+
+    def limit(self, name: str, value: Any) -> None:
+        """Changes a limit of the receiver, from its next start on."""
+        self._limits[name] = value
 
     async def another_receiver(self, handler: Handler, port: int = 0) -> tuple[str, list[Message], Receiver]:
         """Another receiver's address, the messages that it gets, and the receiver. It stops with the rig."""
@@ -145,8 +151,9 @@ class DispatchRig:
         """Makes the runtime of a worker in this zone."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
         self.runtime = WorkloadRuntime(
-            workload, TargetClients("w1", zone), self._copies, self.lease, all_levels, chain
-        )
+            workload, TargetClients("w1", zone, self.credentials), self._copies, self.lease, all_levels,
+            chain,
+        )  # fmt: skip
 
     @property
     def queues(self) -> ReceiverQueues:
@@ -257,13 +264,15 @@ async def dispatch_rig(
     chain: InterceptorChain | None = None,
     limits: Mapping[str, Any] = MappingProxyType({}),
     copies: CopyProducer | None = None,
+    credentials: Credentials | None = None,
     **spec: Any,
 ) -> AsyncIterator[DispatchRig]:
     """A rig whose receiver runs `handler` within its `limits`, with a workload of this spec.
 
-    `copies` go to the rig's recorder unless another producer is given.
+    `copies` go to the rig's recorder unless another producer is given; `credentials` are the worker's.
     """
     rig = DispatchRig(handler, copies=copies, **limits)
+    rig.credentials = credentials
     await rig.start_receiver()
     rig.run(chain, **spec)
     try:

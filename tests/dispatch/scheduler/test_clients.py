@@ -12,6 +12,7 @@ from app.dispatch.push.grpc_transport import GrpcUnaryTarget
 from app.dispatch.push.http2_transport import Http2UnaryTarget
 from app.dispatch.push.transport import UnaryTarget
 from app.dispatch.scheduler.clients import TargetClients
+from app.grpc_client.credentials import Credentials
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import definition, dispatch_rig, numbers
 
@@ -117,3 +118,53 @@ async def test_a_zone_without_an_answer_keeps_only_what_the_address_of_all_has()
         assert "billing-a.invalid:1 was not resolved" in names.error
     finally:
         await names.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint", "name"),
+    [
+        ("billing:8443", "10.0.0.1:8443", "billing"),
+        ("dns:///billing.example:8443", "[::1]:8443", "billing.example"),
+        ("one:1,two:1", "10.0.0.2:1", "one"),
+        ("10.0.0.1:1,two:1", "10.0.0.1:1", "two"),
+        ("srv:///_grpc._tcp.billing.example.", "10.0.0.1:1", "_grpc._tcp.billing.example"),
+        ("127.0.0.1:1", "127.0.0.1:1", ""),  # then it is the endpoint's own address
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", "10.0.0.2:1", ""),
+        ("unix:/run/billing.sock", "unix:/run/billing.sock", ""),
+    ],
+)
+def test_certificates_must_have_the_first_name_of_the_address_or_the_one_that_is_named(
+    address: str, endpoint: str, name: str
+) -> None:
+    clients, place = TargetClients("w"), Place(address, endpoint, is_alone=False)
+    for tls, wanted in ({}, name), ({"server_name": "other.example"}, "other.example"):
+        server = clients._server(definition(address, target={"tls": tls}), place)
+        assert server is not None
+        assert (server.tls is not None, server.server_name) == (True, wanted)
+        zoned = definition(address, target={"tls": tls, "zones": {"a": "billing-a:1"}})
+        found = clients._server(zoned, Place("billing-a:1", endpoint, is_alone=False))
+        assert (found and found.server_name) == wanted
+    plain = clients._server(definition(address), place)
+    assert plain is not None
+    assert plain.tls is None
+
+
+@pytest.mark.parametrize(
+    ("address", "server_name", "name"),
+    [
+        ("billing:8443", None, ""),  # then grpcio takes the address's host
+        ("unix-billing.example:8443", None, ""),
+        ("unix:/run/billing.sock", None, "localhost"),
+        ("UNIX:/run/billing.sock", None, "localhost"),
+        ("unix-abstract:billing", None, "localhost"),
+        ("billing:8443", "bücher.example", "xn--bcher-kva.example"),
+    ],
+)
+def test_grpcio_checks_the_same_names(address: str, server_name: str | None, name: str) -> None:
+    target = {"transport": "grpc", "tls": {"server_name": server_name}}
+    credentials = Credentials()
+    credentials.load()
+    clients, place = TargetClients("w", "", credentials), Place(address, address, is_alone=True)
+    found = clients._grpc_tls(definition(address, target=target), place)
+    assert found is not None
+    assert found.server_name == name

@@ -316,6 +316,12 @@ async def test_the_health_service_says_serving(receiver: Receiver) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_credentials_that_grpc_does_not_take_are_named_with_the_remedy() -> None:
+    wrong = grpc.ssl_server_credentials([(b"no key", b"no certificate")])
+    with pytest.raises(RuntimeError, match="or the credentials are wrong: check the certificate and its key"):
+        await Receiver(credentials=wrong).start()
+
+
 async def test_a_port_in_use_is_an_error_that_names_it_and_the_remedy(receiver: Receiver) -> None:
     port = await receiver.start()
     with pytest.raises(RuntimeError) as met:

@@ -4,14 +4,17 @@ import io.grpc.ForwardingClientCall.SimpleForwardingClientCall;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
+import io.grpc.netty.shaded.io.grpc.netty.GrpcSslContexts;
 import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
 import io.grpc.stub.ClientCalls;
 import io.grpc.stub.StreamObserver;
 import java.io.ByteArrayInputStream;
+import java.io.File;
 import java.io.InputStream;
 import java.util.HexFormat;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import javax.net.ssl.SSLException;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.common.header.Header;
 
@@ -34,7 +37,7 @@ final class Calls implements AutoCloseable {
     private final MethodDescriptor<byte[], Void> method;
     private final ManagedChannel channel;
 
-    /** Arguments: "host:port", and the method's full name without the first slash. */
+    /** Arguments: "host:port", or "host:port,authority.pem" for TLS; the method's name without the first slash. */
     Calls(String address, String method) {
         this.method =
                 MethodDescriptor.newBuilder(new Bytes(), new Nothing())
@@ -42,7 +45,20 @@ final class Calls implements AutoCloseable {
                         .setFullMethodName(method)
                         .build();
         // Answers are handled on the transport's thread, because their handlers never wait.
-        channel = NettyChannelBuilder.forTarget(address).usePlaintext().directExecutor().build();
+        channel = builder(address.split(",")).directExecutor().build();
+    }
+
+    private static NettyChannelBuilder builder(String[] parts) {
+        NettyChannelBuilder builder = NettyChannelBuilder.forTarget(parts[0]);
+        if (parts.length == 1) {
+            return builder.usePlaintext();
+        }
+        try {
+            File authority = new File(parts[1]);
+            return builder.sslContext(GrpcSslContexts.forClient().trustManager(authority).build());
+        } catch (SSLException error) {
+            throw new IllegalArgumentException(parts[1], error);
+        }
     }
 
     /** Sends a record's value; `answer` hears of its end. */

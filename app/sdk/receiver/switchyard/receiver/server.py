@@ -72,6 +72,7 @@ class Receiver:
         stream: False: unary calls only.
         interceptors: Run around every handler, in this order (`switchyard.receiver.interceptors`).
         options: More of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
+        credentials: For TLS, from `grpc.ssl_server_credentials` or `grpc.dynamic_ssl_server_credentials`.
     """
 
     # more than eight: the settings of the library, each by keyword
@@ -87,6 +88,7 @@ class Receiver:
         stream: bool = True,
         interceptors: Iterable[Interceptor] = (),
         options: Iterable[tuple[str, int]] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         if min(window, window_bytes, max_tasks) < 1:
             raise ValueError(
@@ -96,6 +98,7 @@ class Receiver:
         self.port = port
         self._max_concurrent = max_concurrent
         self._options = [*OPTIONS, *options]
+        self._credentials = credentials
         self._routes: dict[tuple[str, str], HandlerRoute] = {}  # by group and topic
         self._chain = HandlerChain(interceptors)
         self._unary = UnarySide({})
@@ -175,9 +178,15 @@ class Receiver:
         address, port = listening_address(self.host, self.port), 0
         if is_port(self.port):  # gRPC listens on 4464 instead of 70,000
             with contextlib.suppress(RuntimeError):  # it names no reason
-                port = server.add_insecure_port(address)
+                if self._credentials is None:
+                    port = server.add_insecure_port(address)
+                else:
+                    port = server.add_secure_port(address, self._credentials)
         if not port:
-            raise RuntimeError(f"cannot listen on {address}: {why_not_bound(self.host, self.port)}")
+            why = why_not_bound(self.host, self.port)
+            if self._credentials is not None:
+                why += "; or the credentials are wrong: check the certificate and its key"
+            raise RuntimeError(f"cannot listen on {address}: {why}")
         self.port, self._server = port, server
         await server.start()
         return port
