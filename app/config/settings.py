@@ -111,6 +111,7 @@ def _name(value: Any) -> Any:
 
 Name = Annotated[str, BeforeValidator(_name)]
 SecretField = Annotated[Any, BeforeValidator(_secret)]
+CREDENTIAL_FILES = "ca", "cert", "key"
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -203,9 +204,8 @@ class Receivers(_Model):
         """With paths that are relative to the folder."""
         found = []
         for one in self.credentials:
-            paths = {name: getattr(one, name) for name in ("ca", "cert", "key")}
-            whole = {name: path and str(folder / path) for name, path in paths.items()}
-            found.append(one.model_copy(update=whole))
+            given = one.model_dump(include=set(CREDENTIAL_FILES), exclude_none=True)
+            found.append(one.model_copy(update={name: str(folder / path) for name, path in given.items()}))
         return Receivers(credentials=tuple(found))
 
 
@@ -365,7 +365,7 @@ def _credentials(receivers: object) -> Iterator[tuple[int, str, str, str]]:
         if isinstance(name, str) and name in seen:
             yield index, "name", "second credentials of this name", "give each a name of its own"
         seen.add(name if isinstance(name, str) else None)
-        given = {field for field in ("ca", "cert", "key") if one.get(field) is not None}
+        given = {field for field in CREDENTIAL_FILES if one.get(field) is not None}
         for field, other in (("cert", "key"), ("key", "cert")):
             if field in given and other not in given:
                 yield index, field, f"has no {other} beside it", f"add the {other}, or remove this"

@@ -157,13 +157,17 @@ def _address_paths(document: Document) -> list[Path_]:
     ]
 
 
+def _target(address: object) -> Target | None:
+    """The address as our own client reads it; None: it names a DNS server, or the field's type reports it."""
+    try:
+        return Target.parse(address) if isinstance(address, str) else None
+    except ValueError:
+        return None
+
+
 def _has_no_name(address: object, *, is_grpc: bool) -> str:
     """Why it is not known which name the certificates have; empty: it is known, or grpcio cannot read it."""
-    try:
-        target = Target.parse(address) if isinstance(address, str) else None
-    except ValueError:
-        return ""  # a name with its DNS server, or wrong: the field's type reports that
-    if target is None:
+    if (target := _target(address)) is None:
         return ""
     if target.service:
         return "" if is_grpc else "names SRV records, which are no name of a certificate"
@@ -173,15 +177,11 @@ def _has_no_name(address: object, *, is_grpc: bool) -> str:
 
 def _not_for_grpcio(address: object) -> str:
     """Why only our own client reads the address; empty: grpcio may read it, too."""
-    if not isinstance(address, str):
+    if (target := _target(address)) is None:
         return ""
-    try:
-        target = Target.parse(address)
-    except ValueError:
-        return ""  # a name with its DNS server, or wrong: the field's type reports that
     if target.service:
         return "names SRV records"
-    is_list_of_ips = address.lower().startswith(("ipv4:", "ipv6:"))
+    is_list_of_ips = str(address).lower().startswith(("ipv4:", "ipv6:"))
     return "is a list that may have names" if len(target.places) > 1 and not is_list_of_ips else ""
 
 

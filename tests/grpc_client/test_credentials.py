@@ -14,12 +14,7 @@ from tests.grpc_client.peers.certificates import Certificates, make
 
 @pytest.fixture
 def first(tmp_path: Path) -> Certificates:
-    return make_in(tmp_path / "first")
-
-
-def make_in(folder: Path) -> Certificates:
-    folder.mkdir()
-    return make(folder)
+    return make(tmp_path / "first")
 
 
 def files_of(certificates: Certificates) -> PemFiles:
@@ -33,16 +28,13 @@ def authorities(context: ssl.SSLContext) -> set[bytes]:
 def test_content_that_did_not_change_keeps_its_context_and_a_renewed_file_gets_another(
     tmp_path: Path, first: Certificates
 ) -> None:
-    credentials = Credentials({"billing": files_of(first)})
+    credentials = Credentials({"billing": PemFiles(*first.install(tmp_path))})
     credentials.load()
     former, former_pem = credentials.context("billing"), credentials.pem("billing")
     credentials.load()
     assert credentials.context("billing") is former
 
-    second = make_in(tmp_path / "second")
-    for new, old in ((second.authority, first.authority), (second.client, first.client),
-                     (second.client_key, first.client_key)):  # fmt: skip
-        new.replace(old)
+    make(tmp_path / "second").install(tmp_path)
     credentials.load()
     assert authorities(credentials.context("billing")).isdisjoint(authorities(former))
     assert credentials.pem("billing") != former_pem
@@ -62,7 +54,7 @@ def test_wrong_content_is_told_with_the_file_and_the_former_stays_until_it_is_re
         case "empty":
             first.client_key.write_bytes(b"")
         case "other key":
-            first.client_key.write_bytes(make_in(tmp_path / "second").client_key.read_bytes())
+            first.client_key.write_bytes(make(tmp_path / "second").client_key.read_bytes())
         case "huge":
             first.client_key.write_bytes(b"." * (MAX_BYTES + 1))
     credentials.load()
@@ -109,7 +101,7 @@ def test_the_authorities_of_the_system_are_read_again(
     credentials.load()
     former = credentials.context(SYSTEM)
     assert credentials.pem(SYSTEM).ca == first.authority.read_bytes()
-    bundle.write_bytes(make_in(tmp_path / "second").authority.read_bytes())
+    bundle.write_bytes(make(tmp_path / "second").authority.read_bytes())
     credentials.load()
     assert credentials.context(SYSTEM) is not former
     assert credentials.pem(SYSTEM).ca != first.authority.read_bytes()

@@ -4,7 +4,6 @@ every message is counted."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,6 @@ pytestmark = pytest.mark.system
 
 CLUSTER, GROUP, PARTITIONS, SETTLE_S = "east-aggregate", "billing", 4, 90.0
 COUNT = 500
-FILES = ("ca", "cert", "key")
-
-
-def install(certificates: Certificates, folder: Path) -> None:
-    """Writes what a worker trusts and shows."""
-    found = (certificates.authority, certificates.client, certificates.client_key)
-    for name, source in zip(FILES, found, strict=True):
-        fresh = folder / f"{name}.new"
-        shutil.copy(source, fresh)
-        fresh.replace(folder / f"{name}.pem")
-
-
-def make_in(folder: Path) -> Certificates:
-    folder.mkdir()
-    return make(folder)
-
-
-def paths_in(folder: Path) -> dict[str, str]:
-    return {name: str(folder / f"{name}.pem") for name in FILES}
 
 
 def send_some(bootstrap: str, topic: str) -> set[str]:
@@ -62,10 +42,10 @@ def is_reported(worker: Process, kind: str) -> bool:
 def test_messages_flow_over_mutual_tls_while_certificates_are_renewed_and_a_worker_is_killed(
     contract: str, stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
-    first, second = make_in(tmp_path / "first"), make_in(tmp_path / "second")
-    install(first, tmp_path)
-    paths = paths_in(tmp_path)
-    stage.settings["receivers"] = {"credentials": [{"name": "billing", **paths}]}
+    first, second = make(tmp_path / "first"), make(tmp_path / "second")
+    ca, cert, key = first.install(tmp_path)
+    entry = {"name": "billing", "ca": ca, "cert": cert, "key": key}
+    stage.settings["receivers"] = {"credentials": [entry]}
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
 
@@ -95,15 +75,15 @@ def test_messages_flow_over_mutual_tls_while_certificates_are_renewed_and_a_work
 
     send()
     wait_until(arrived, SETTLE_S, workers[0].tail)
-    (tmp_path / "key.pem").write_bytes(b"damaged")
+    Path(key).write_bytes(b"damaged")
     wait_until(lambda: bool(incidents(workers[0], "receiver-credentials")), SETTLE_S, workers[0].tail)
-    assert all(paths["key"] in one["message"] for one in incidents(workers[0], "receiver-credentials"))
+    assert all(key in one["message"] for one in incidents(workers[0], "receiver-credentials"))
     send()  # over the connections that there are
     workers[1].kill()
     serving.terminate()
     serving = receiver(second, port)  # trusts only certificates of the other authority
     send()
-    install(second, tmp_path)
+    second.install(tmp_path)
     wait_until(arrived, SETTLE_S, workers[0].tail)
     assert delivered(stage) == sent
 
@@ -112,13 +92,14 @@ def test_a_worker_without_the_credentials_keeps_the_former_definition_and_takes_
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     certificates = make(tmp_path)
-    install(certificates, tmp_path)
+    ca, cert, key = certificates.install(tmp_path)
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
     plain = stage.receiver(GROUP, topic_name)
     secure = stage.receiver(GROUP, topic_name, extra=certificates.mutual_options)
     without = stage.worker()
-    stage.settings["receivers"] = {"credentials": [{"name": "billing", **paths_in(tmp_path)}]}
+    entry = {"name": "billing", "ca": ca, "cert": cert, "key": key}
+    stage.settings["receivers"] = {"credentials": [entry]}
     having = stage.worker()
     stage.deploy(having, workload(GROUP, topic_name, CLUSTER, plain.address))
     sent = send_some(bootstrap, topic_name)

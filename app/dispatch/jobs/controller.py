@@ -96,7 +96,7 @@ class DispatchController(Service):
         self._consumers = consumers
         self._interceptors = interceptors
         self._definition_rollout = DefinitionRollout(
-            catalog, self.runtimes, self._make_chain, ports.report_incident,
+            catalog, self.runtimes, self._prepare, ports.report_incident,
             changed=self._on_definition, moved=self._restart_all, ended=jobs.reconcile_soon,
         )  # fmt: skip
 
@@ -150,8 +150,9 @@ class DispatchController(Service):
         if (tls := workload.spec.target.tls) is not None:
             self._ports.credentials.check(tls.credentials or SYSTEM, workload.metadata.group)
 
-    async def _make_chain(self, workload: Workload) -> InterceptorChain | None:
-        """The workload's interceptors. Raises ValueError: they cannot be made, or as `_check_credentials`."""
+    async def _prepare(self, workload: Workload) -> InterceptorChain | None:
+        """The interceptors of a definition that can be in force here. Raises ValueError: it cannot, with the
+        remedy."""
         self._check_credentials(workload)
         return await make_chain(workload, self._interceptors, self._ports.schemas)
 
@@ -182,7 +183,7 @@ class DispatchController(Service):
             carried=carried,
         )
         counts = await self._consumers.counts_from(job, workload, cluster, answer, beginning)
-        chain = await self._make_chain(workload)
+        chain = await self._prepare(workload)
         if not is_mine():
             return None
         runtime = self.runtimes.get(job.name)

@@ -23,7 +23,8 @@ ROLLOUT_RETRY_INTERVAL_S = 1.0
 class DefinitionRollout:
     """Compares the definitions in force with those in the control log.
 
-    `make_chain` raises ValueError if the definition cannot be in force here, with the remedy.
+    `prepare` makes a definition's interceptors. It raises ValueError if the definition cannot be in force
+    here, with the remedy.
 
     Calls `changed(runtime, reordered)` once a changed definition is in force, and `ended` after each attempt.
     If a definition names another cluster (the workload was moved, or deleted and deployed again), it calls
@@ -34,7 +35,7 @@ class DefinitionRollout:
         self,
         catalog: WorkloadsCatalog,
         runtimes: Mapping[str, WorkloadRuntime],
-        make_chain: Callable[[Workload], Awaitable[InterceptorChain | None]],
+        prepare: Callable[[Workload], Awaitable[InterceptorChain | None]],
         report_incident: ReportIncident,
         changed: Callable[[WorkloadRuntime, bool], None],
         moved: Callable[[WorkloadRuntime], None],
@@ -42,7 +43,7 @@ class DefinitionRollout:
     ) -> None:
         self._catalog = catalog
         self._runtimes = runtimes
-        self._make_chain = make_chain
+        self._prepare = prepare
         self._report_incident = report_incident
         self._changed = changed
         self._moved = moved
@@ -68,7 +69,7 @@ class DefinitionRollout:
     async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
         key = workload.key
         try:
-            chain = await self._make_chain(workload)
+            chain = await self._prepare(workload)
         except ValueError as error:
             why = str(error)
             if self._troubles.get(key) != why:

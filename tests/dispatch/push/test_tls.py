@@ -59,7 +59,7 @@ def target(transport: str, contract: str, **tls: Any) -> dict[str, Any]:
     return {"transport": transport, "contract": contract, "tls": {"credentials": "billing", **tls}}
 
 
-async def test_messages_and_health_checks_go_over_mutual_tls(
+async def test_messages_go_over_mutual_tls_also_to_a_receiver_that_was_restarted(
     transport: str, contract: str, certificates: Certificates
 ) -> None:
     async with dispatch_rig(
@@ -154,11 +154,7 @@ async def test_a_renewed_authority_counts_for_the_next_connection(
     contract: str, tmp_path: Path, certificates: Certificates, strangers: Certificates
 ) -> None:
     """Both sides change to the other authority, while messages flow."""
-    ca, cert, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
-    for file, content in ((ca, certificates.authority), (cert, certificates.client),
-                          (key, certificates.client_key)):  # fmt: skip
-        file.write_bytes(content.read_bytes())
-    credentials = Credentials({"billing": PemFiles(str(ca), str(cert), str(key))})
+    credentials = Credentials({"billing": PemFiles(*certificates.install(tmp_path))})
     credentials.load()
     async with dispatch_rig(
         lambda _: None, limits={"credentials": server(certificates)}, credentials=credentials,
@@ -172,9 +168,7 @@ async def test_a_renewed_authority_counts_for_the_next_connection(
         await rig.start_receiver()
         rig.feed(pump, numbers(COUNT))
         await rig.until(lambda: rig.main.breaker_state == "open")
-        for file, content in ((ca, strangers.authority), (cert, strangers.client),
-                              (key, strangers.client_key)):  # fmt: skip
-            file.write_bytes(content.read_bytes())
+        strangers.install(tmp_path)
         credentials.load()
         await rig.idle()
     assert len(rig.seen) == 2 * COUNT

@@ -42,11 +42,23 @@ class Certificates:
         """The options of a peer whose clients must show a certificate."""
         return *self.server_options, "--client-ca", str(self.authority)
 
+    def install(self, folder: Path) -> tuple[str, str, str]:
+        """Copies what a client needs into the folder, over another's. Returns the paths of the authority, the
+        certificate and its key."""
+
+        def put(name: str, source: Path) -> str:
+            fresh = folder / f"{name}.new"
+            shutil.copy(source, fresh)
+            return str(fresh.replace(folder / f"{name}.pem"))
+
+        return put("ca", self.authority), put("cert", self.client), put("key", self.client_key)
+
 
 def make(folder: Path) -> Certificates:
-    """Writes new files into the folder. Raises RuntimeError: there is no openssl."""
+    """Writes new files into the folder, which need not exist. Raises RuntimeError: there is no openssl."""
     if (openssl := shutil.which("openssl")) is None:
         raise RuntimeError("certificates are made with openssl, which is not on PATH; install openssl")
+    folder.mkdir(exist_ok=True)
     config = folder / "openssl.cnf"
     config.write_text(CONFIG)
 
