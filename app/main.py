@@ -31,6 +31,7 @@ from app.faust_channels import DataChannel
 from app.faust_resilience import PatientApp, PatientTableManager
 from app.faust_store import STORE, PatientStore
 from app.grpc_client.credentials import PemFiles
+from app.grpc_client.tokens import TokenFile
 from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.startup_retry import heals
@@ -208,6 +209,8 @@ class SwitchyardApp(PatientApp):
                     one.name: PemFiles(one.ca, one.cert, one.key, one.groups)
                     for one in settings.receivers.credentials
                 },
+                tokens={one.name: TokenFile(one.file, one.groups) for one in settings.receivers.tokens},
+                receiver_rules=settings.receiver_rules,
                 atlas=atlas(settings),
                 layout=settings.layout(),
                 refuses_local_alerts=settings.alerts.local == "refuse",

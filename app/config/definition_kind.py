@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from app.config.definition_base import Definition
 from app.config.problems import ConfigProblem, Document
+from app.config.receiver_rules import NO_RULES, ReceiverRules
 from app.failover.topology import Layout
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 
@@ -16,14 +17,11 @@ D = TypeVar("D", bound=Definition)
 
 
 class KnownPlaces(NamedTuple):
-    """What definitions may name; None: not known, so it is not checked.
-
-    `credentials`: of receivers, and the groups whose workloads may name them; empty: all.
-    """
+    """What definitions may name; None: not known, so it is not checked."""
 
     clusters: Collection[str] | None = None
     layout: Layout | None = None
-    credentials: Mapping[str, Collection[str]] | None = None
+    receivers: ReceiverRules = NO_RULES
 
 
 class FieldChange(NamedTuple):

@@ -190,7 +190,8 @@ def _echo(entry: Any) -> bool:
 
 
 def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigProblem:
-    path: Path_ = tuple(entry["loc"])  # no model has a union, whose branch pydantic would add
+    # No model has a union, whose branch pydantic would add; it does add this behind a mapping's wrong key.
+    path: Path_ = tuple(part for part in entry["loc"] if part != "[key]")
     kind, context = entry["type"], entry.get("ctx", {})
     value: Any = entry.get("input")
     name = str(path[-1]) if path else ""

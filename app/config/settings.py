@@ -19,7 +19,7 @@ import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from app.config.fields import Label
+from app.config.fields import HeaderPattern, Label
 from app.config.problems import (
     ConfigProblem,
     Document,
@@ -30,6 +30,7 @@ from app.config.problems import (
     validate,
 )
 from app.config.quantities import Duration, Size
+from app.config.receiver_rules import ReceiverRules
 from app.config.web_address import Web
 from app.failover.topology import Layout, Site
 from app.kernel.json_types import JsonObject
@@ -195,10 +196,33 @@ class ReceiverCredentials(_Model):
     groups: Annotated[tuple[str, ...], Field(min_length=1)] = ()
 
 
+class ReceiverToken(_Model):
+    """A secret for calls' metadata, such as an access token. Definitions refer to it by its name
+    (`target.metadata`), and can send it to any address. So it belongs to groups.
+
+    `file`: has the token on one line, relative to this file; workers read it again when it changes. `groups`:
+    the consumer groups whose workloads may name it.
+    """
+
+    name: Name
+    file: FilePath
+    groups: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class MetadataNames(_Model):
+    """The names that definitions may have in `target.metadata`: those that `allow` has (all when left out),
+    except those that `deny` has. An entry is a name, or the beginning of names and a `*`."""
+
+    allow: tuple[HeaderPattern, ...] | None = None
+    deny: tuple[HeaderPattern, ...] = ()
+
+
 class Receivers(_Model):
     """How workers reach receivers."""
 
     credentials: tuple[ReceiverCredentials, ...] = ()
+    tokens: tuple[ReceiverToken, ...] = ()
+    metadata: MetadataNames = MetadataNames()
 
     def below(self, folder: Path) -> Receivers:
         """With paths that are relative to the folder."""
@@ -206,7 +230,8 @@ class Receivers(_Model):
         for one in self.credentials:
             given = one.model_dump(include=set(CREDENTIAL_FILES), exclude_none=True)
             found.append(one.model_copy(update={name: str(folder / path) for name, path in given.items()}))
-        return Receivers(credentials=tuple(found))
+        tokens = [one.model_copy(update={"file": str(folder / one.file)}) for one in self.tokens]
+        return self.model_copy(update={"credentials": tuple(found), "tokens": tuple(tokens)})
 
 
 class Settings(_Model):
@@ -229,9 +254,12 @@ class Settings(_Model):
     interceptors: tuple[str, ...] = ()
 
     @property
-    def credentials_users(self) -> dict[str, tuple[str, ...]]:
-        """The names of credentials for receivers, and the groups that may use each; empty: all."""
-        return {one.name: one.groups for one in self.receivers.credentials}
+    def receiver_rules(self) -> ReceiverRules:
+        """What definitions may use of `receivers`."""
+        receivers, names = self.receivers, self.receivers.metadata
+        credentials = {one.name: one.groups for one in receivers.credentials}
+        tokens = {one.name: one.groups for one in receivers.tokens}
+        return ReceiverRules(credentials, tokens, names.allow, names.deny)
 
     @property
     def control_cluster_name(self) -> str:
@@ -373,6 +401,16 @@ def _credentials(receivers: object) -> Iterator[tuple[int, str, str, str]]:
             yield index, "ca", "missing, and there is no cert either", "add ca, or cert and key"
 
 
+def _repeated_tokens(receivers: object) -> Iterator[tuple[int, str]]:
+    """Tokens whose names others have: (index, name)."""
+    listed = receivers.get("tokens") if isinstance(receivers, dict) else None
+    rows = listed if isinstance(listed, list) else ()
+    names = [one.get("name") if isinstance(one, dict) else None for one in rows]
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name in names[:index]:
+            yield index, name
+
+
 def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
     """Problems between fields. They are found in the raw data, so one report has all problems."""
     problems: list[ConfigProblem] = []
@@ -385,6 +423,9 @@ def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
 
     for index, field, message, remedy in _credentials(data.get("receivers")):
         add(message, remedy, ("receivers", "credentials", index, field), None)
+    for index, again in _repeated_tokens(data.get("receivers")):
+        remedy = "give each a name of its own"
+        add("second token of this name", remedy, ("receivers", "tokens", index, "name"), again)
     clusters = data.get("clusters")
     if not isinstance(clusters, list):
         return problems

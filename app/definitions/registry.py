@@ -30,6 +30,7 @@ from app.config.problems import (
     read_text,
     validate,
 )
+from app.config.receiver_rules import NO_RULES, ReceiverRules
 from app.definitions.files import Unread, Weight, contents_of, find
 from app.dispatch.definition_checks import problem_at, value_at
 from app.dispatch.definition_kind import WORKLOAD
@@ -64,13 +65,13 @@ def parse(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
-    credentials: Mapping[str, Collection[str]] | None = None,
+    receivers: ReceiverRules = NO_RULES,
     file: str = "",
     node: Any = None,
 ) -> tuple[D, list[ConfigProblem]]:
     """A definition from plain data (a YAML document, a PUT's body), and its warnings.
 
-    Other definitions are not compared. `clusters`, `layout` and `credentials`: see `KnownPlaces`. `file` and
+    Other definitions are not compared. `clusters`, `layout` and `receivers`: see `KnownPlaces`. `file` and
     `node`: see `Document`.
 
     Raises:
@@ -86,7 +87,7 @@ def parse(
         definition = validate(kind.model, document)
     except InvalidConfiguration as error:
         problems += error.problems
-    problems += kind.check(document, definition, KnownPlaces(clusters, layout, credentials))
+    problems += kind.check(document, definition, KnownPlaces(clusters, layout, receivers))
     problems += [] if definition is None else _too_large(document, definition.to_wire())
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if definition is None or len(warnings) < len(problems):
@@ -122,7 +123,7 @@ def parse_any(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
-    credentials: Mapping[str, Collection[str]] | None = None,
+    receivers: ReceiverRules = NO_RULES,
     file: str = "",
     node: Any = None,
 ) -> tuple[Definition, list[ConfigProblem]]:
@@ -131,7 +132,7 @@ def parse_any(
     (name,) = difflib.get_close_matches(str(named), _BY_NAME, 1, 0.5) or [WORKLOAD.name]
     found: tuple[Definition, list[ConfigProblem]]
     found = parse(
-        _BY_NAME[name], data, clusters=clusters, layout=layout, credentials=credentials, file=file, node=node
+        _BY_NAME[name], data, clusters=clusters, layout=layout, receivers=receivers, file=file, node=node
     )
     return found
 
@@ -141,7 +142,7 @@ def load_definitions(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
-    credentials: Mapping[str, Collection[str]] | None = None,
+    receivers: ReceiverRules = NO_RULES,
     prune: bool = False,
     may_be_empty: bool = False,
 ) -> tuple[list[Definition], list[ConfigProblem]]:
@@ -162,7 +163,7 @@ def load_definitions(
     for document in documents:
         try:
             definition, warnings = parse_any(
-                document.data, clusters=clusters, layout=layout, credentials=credentials,
+                document.data, clusters=clusters, layout=layout, receivers=receivers,
                 file=document.file, node=document.node,
             )  # fmt: skip
         except InvalidConfiguration as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import ConfigDict, Field, Strict
+from pydantic import AfterValidator, ConfigDict, Field, Strict
 
 from app.config.definition_base import Definition, added
 from app.config.fields import (
@@ -31,6 +31,8 @@ from app.dispatch.model.dead_letter_budget import (
     DEAD_LETTER_SHARE,
     DEAD_LETTERS_PER_MINUTE,
 )
+from app.dispatch.model.metadata_sources import MetadataName, MetadataValue, Source, check_size, read_source
+from app.grpc_client.credentials import SYSTEM
 from app.kernel.job import JobId, Kind
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
@@ -92,6 +94,19 @@ class Target(Model):
     )
     tls: Tls | None = added(None, description="Without it, connections are not encrypted.")
     method: Method | None = None
+    compat: Literal["uforwarder"] | None = added(
+        None,
+        description="Calls also have what only uForwarder sends: `kafka-tracing-info` with the place of a "
+        "retried message, and an empty `kafka-key-bin` if there is no key.",
+    )
+    metadata: Annotated[dict[MetadataName, MetadataValue], AfterValidator(check_size)] = added(
+        {},
+        max_length=MAX_LISTED,
+        description="By name, what calls carry: `header:x-zone` for the value of a record header, "
+        "`Bearer secret:billing` for a text and a token of `receivers.tokens`, or a text. Health checks, and "
+        "streams when they open, have texts and tokens only. A header that is no printable text is left out, "
+        "unless the name ends in `-bin`. Texts and tokens may have 5 KB, headers of a message 1 KB.",
+    )
     timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S
     zones: dict[Label, Address] = added(
         {},
@@ -343,6 +358,19 @@ class Workload(Definition):
         spec = self.spec
         after_s = None if spec.head_of_line is None else spec.head_of_line.after
         return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * spec.target.timeout) if after_s is None else after_s
+
+    def metadata_sources(self) -> dict[str, Source]:
+        """The metadata that calls carry besides Switchyard's own, by name."""
+        return {name: read_source(value) for name, value in self.spec.target.metadata.items()}
+
+    def credentials(self) -> str | None:
+        """The name of the credentials that connections need (`app.grpc_client.credentials`); None: no TLS."""
+        tls = self.spec.target.tls
+        return None if tls is None else tls.credentials or SYSTEM
+
+    def tokens(self) -> set[str]:
+        """The names of the tokens that calls need (`app.grpc_client.tokens`)."""
+        return {source.secret for source in self.metadata_sources().values() if source.secret}
 
     def method(self) -> str:
         """The gRPC method: the definition's, or that of uForwarder's consumers."""

@@ -11,8 +11,11 @@ from typing import Any
 
 from app.config.fields import dns_server
 from app.config.problems import ConfigProblem, Document, shown, suggest
+from app.config.receiver_rules import METADATA_REMEDY, NO_RULES, Groups, ReceiverRules
 from app.config.syntax_tree import Path_
 from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
+from app.dispatch.model.header_filter import HeaderFilter
+from app.dispatch.model.metadata_sources import SECRET_NAMES, Source, read_source
 from app.failover.topology import AGGREGATE, Layout
 from app.grpc_client.target import Target
 from app.kernel.durations import parse_duration
@@ -43,7 +46,7 @@ def checks(
     document: Document,
     clusters: Collection[str] | None,
     layout: Layout | None = None,
-    credentials: Mapping[str, Collection[str]] | None = None,
+    receivers: ReceiverRules = NO_RULES,
 ) -> Iterator[ConfigProblem]:
     """All problems. The arguments are those of `app.config.definition_kind.KnownPlaces`."""
     cluster = value_at(document.data, ("metadata", "cluster"))
@@ -52,7 +55,8 @@ def checks(
             document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
         )
     yield from _addresses(document)
-    yield from _tls(document, credentials)
+    yield from _tls(document, receivers)
+    yield from _metadata(document, receivers)
     yield from _stash_topics(document)
     yield from _head_of_line(document)
     yield from _isolation(document)
@@ -113,7 +117,7 @@ def _addresses(document: Document) -> Iterator[ConfigProblem]:
             yield problem_at(document, path, f"{words}, which grpcio cannot read", remedy)
 
 
-def _tls(document: Document, credentials: Mapping[str, Collection[str]] | None) -> Iterator[ConfigProblem]:
+def _tls(document: Document, receivers: ReceiverRules) -> Iterator[ConfigProblem]:
     """Checks that the receiver's certificates can be checked, and that there are the credentials."""
     target = value_at(document.data, ("spec", "target"))
     if not isinstance(target, dict) or "tls" not in target:
@@ -131,16 +135,69 @@ def _tls(document: Document, credentials: Mapping[str, Collection[str]] | None) 
             if words := _has_no_name(value_at(document.data, at), is_grpc=is_grpc):
                 yield problem_at(document, at, words, "write target.tls.server_name")
     name = tls.get("credentials")
-    if credentials is None or not isinstance(name, str):
-        return
+    if isinstance(name, str):
+        yield from _may_use(document, (*path, "credentials"), name, receivers.credentials)
+
+
+def _may_use(
+    document: Document, path: Path_, name: str, known: Mapping[str, Groups] | None, *, is_token: bool = False
+) -> Iterator[ConfigProblem]:
+    """Checks that the workload may use these credentials, or this token."""
     group = value_at(document.data, ("metadata", "group"))
-    if name not in credentials:
-        remedy = "add them to receivers.credentials in each switchyard.yaml, and restart the workers"
-        remedy = suggest(name, list(credentials)) if credentials else remedy
-        yield problem_at(document, (*path, "credentials"), "the worker has no such credentials", remedy)
-    elif credentials[name] and group not in credentials[name]:
-        remedy = f"add group {group} to them in each switchyard.yaml and restart the workers, or name others"
-        yield problem_at(document, (*path, "credentials"), "not for this group", remedy)
+    what, them, others = ("token", "it", "another") if is_token else ("credentials", "them", "others")
+    if known is None:
+        return
+    if name not in known:
+        setting = "receivers.tokens" if is_token else "receivers.credentials"
+        remedy = f"add {them} to {setting} in each switchyard.yaml, and restart the workers"
+        remedy = suggest(name, list(known)) if known else remedy
+        yield problem_at(document, path, f"the worker has no such {what}", remedy)
+    elif group not in known[name] and (known[name] or is_token):
+        remedy = f"add group {group} to {them} in each switchyard.yaml and restart the workers"
+        yield problem_at(document, path, "not for this group", f"{remedy}, or name {others}")
+
+
+def _metadata(document: Document, receivers: ReceiverRules) -> Iterator[ConfigProblem]:
+    """Checks that calls may carry the metadata, and will."""
+    target, path = value_at(document.data, ("spec", "target")), ("spec", "target", "metadata")
+    if not isinstance(target, dict):
+        return
+    contract, named = target.get("contract"), target.get("metadata")
+    if contract == "stream" and target.get("compat") is not None:
+        remedy = "leave it out: messages of a stream have other metadata"
+        yield problem_at(document, ("spec", "target", "compat"), "for unary calls only", remedy)
+    names = HeaderFilter(receivers.allow, receivers.deny)
+    for name, value in named.items() if isinstance(named, dict) else ():
+        at = (*path, str(name))
+        if not names.passes(str(name)):
+            yield problem_at(document, at, "the workers allow no metadata of this name", METADATA_REMEDY)
+        try:
+            source = read_source(value) if isinstance(value, str) else Source()
+        except ValueError:
+            continue  # the field's type reports it
+        if source.secret:
+            yield from _may_use(document, at, source.secret, receivers.tokens, is_token=True)
+        for words, remedy, severity in _doubts(target, str(name), source):
+            yield problem_at(document, at, words, remedy, severity)
+
+
+def _doubts(target: dict[str, object], name: str, source: Source) -> Iterator[tuple[str, str, str]]:
+    """What people may not have meant by an entry of the metadata, and the remedy."""
+    contract, address = target.get("contract"), str(target.get("address"))
+    if source.header and contract == "stream":
+        remedy = "leave it out: each message of a stream has its headers"
+        yield "unary calls only take metadata from record headers", remedy, "error"
+    elif source.header and contract == "auto":
+        remedy = "write contract: unary, if something between needs it"
+        yield "not sent once the receiver takes streams", remedy, "warning"
+    if source.secret and target.get("tls") is None and not address.startswith("unix:"):
+        remedy = "add target.tls, unless something between encrypts, such as a mesh's sidecar"
+        yield "a token would be sent unencrypted", remedy, "warning"
+    if source.text and not source.secret and name in SECRET_NAMES:
+        remedy = (
+            "if it is a secret, put it into receivers.tokens of each switchyard.yaml, and write secret:NAME"
+        )
+        yield "everybody who may see the workload sees it", remedy, "warning"
 
 
 def _address_paths(document: Document) -> list[Path_]:

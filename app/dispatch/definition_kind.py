@@ -14,7 +14,7 @@ from app.kernel.topic_names import folded
 
 
 def _check(document: Document, workload: Workload | None, known: KnownPlaces) -> Iterator[ConfigProblem]:
-    yield from checks(document, known.clusters, known.layout, known.credentials)
+    yield from checks(document, known.clusters, known.layout, known.receivers)
     if workload is None:
         return
     longest = max(workload.own_topics(), key=len)

@@ -1,4 +1,4 @@
-"""Credentials for TLS, by name: what clients trust and show, from PEM files that may change.
+"""Credentials by name: what clients trust and show by TLS, from PEM files that may change, and tokens.
 
 A file that changes counts for every later connection. While its new content is wrong, the former stays.
 """
@@ -6,15 +6,14 @@ A file that changes counts for every later connection. While its new content is 
 from __future__ import annotations
 
 import ssl
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from app.grpc_client.small_files import read_file
 from app.grpc_client.tls import tls_context
+from app.grpc_client.tokens import Tokens
 
 SYSTEM = ""  # the name for the system's authorities, without a certificate of the client's
-MAX_BYTES = 1024 * 1024  # of a file
 _NAMES = {"roots": "ca", "certificate": "cert", "key": "key"}  # of `tls_context`, and here
 
 
@@ -50,24 +49,27 @@ class Credentials:
     Args:
         files: By name.
         place: Where people add more, and what they do then, for errors.
+        tokens: For metadata; they are loaded too.
 
     Attributes:
         problems: Name -> what is wrong with its files now, with the remedy.
     """
 
-    def __init__(self, files: Mapping[str, PemFiles] | None = None, place: str = "the configuration") -> None:
+    def __init__(
+        self,
+        files: Mapping[str, PemFiles] | None = None,
+        place: str = "the configuration",
+        tokens: Tokens | None = None,
+    ) -> None:
         self._files = {SYSTEM: PemFiles(), **(files or {})}
         self._place = place
+        self.tokens = tokens or Tokens()
         self._found: dict[str, tuple[Pem, ssl.SSLContext]] = {}
         self.problems: dict[str, str] = {}
 
-    @property
-    def users(self) -> dict[str, tuple[str, ...]]:
-        """The names, and who may use each; empty: everybody."""
-        return {name: files.users for name, files in self._files.items() if name != SYSTEM}
-
     def load(self) -> None:
         """Reads all files, and makes contexts of those that changed. It blocks, so it is for a thread."""
+        self.tokens.load()
         for name, files in self._files.items():
             try:
                 pem = _read(files)
@@ -106,7 +108,7 @@ def shown(name: str) -> str:
 def _read(files: PemFiles) -> Pem:
     """Raises ValueError: with the setting, its path and the remedy."""
     ca = files.ca or ssl.get_default_verify_paths().cafile
-    return Pem(_content("ca", ca), _content("cert", files.cert), _content("key", files.key))
+    return Pem(read_file("ca", ca), read_file("cert", files.cert), read_file("key", files.key))
 
 
 def _context(files: PemFiles, pem: Pem) -> ssl.SSLContext:
@@ -118,20 +120,3 @@ def _context(files: PemFiles, pem: Pem) -> ssl.SSLContext:
         part, _, why = str(error).partition(": ")
         name = _NAMES.get(part, "cert")
         raise ValueError(f"{name} {getattr(files, name)}: {why}") from error
-
-
-def _content(name: str, path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):  # reading a pipe might never end
-            raise ValueError("it is no file")
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"{name} {path}: {error.strerror}; check the path and its permissions") from error
-    except ValueError as error:
-        raise ValueError(f"{name} {path!r}: {error}; name a file in PEM") from error
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"{name} {path}: it has more than {MAX_BYTES:,} bytes; name a file in PEM")
-    return content

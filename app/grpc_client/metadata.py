@@ -14,14 +14,21 @@ from app.grpc_client.header_encoder import Field
 BINARY = "-bin"
 _NAME = re.compile(r"[0-9a-z_.-]+")
 _TEXT = re.compile(r"[\x20-\x7e]*")
-_RESERVED = frozenset({"host", "te", "content-type", "content-length", "user-agent", "connection"})
+_RESERVED = frozenset(
+    {
+        "host", "te", "content-type", "content-length", "user-agent", "connection", "keep-alive",
+        "proxy-connection", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
 _RESERVED_PREFIX = "grpc-"
 
 
 def wire_field(name: str, value: str | bytes) -> Field:
     """The field of one metadata entry. Raises ValueError for what gRPC cannot send."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"metadata {name!r}: a name has lower-case letters, digits and any of - _ . only")
+        raise ValueError(
+            f"metadata {name!r}: a name has lower-case letters, digits and - _ . only; write it so"
+        )
     if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
         raise ValueError(f"metadata {name!r}: HTTP/2 or gRPC has a use of its own for it; take another name")
     if name.endswith(BINARY):

@@ -49,6 +49,19 @@ def test_a_cluster_that_the_static_file_lacks_is_reported_without_a_worker(shell
     assert "no such cluster" in ended.stderr
 
 
+def test_metadata_that_the_static_file_forbids_is_reported_without_a_worker(shell: Shell) -> None:
+    """A file that names no credentials may be another machine's, so they are not checked."""
+    settings = shell.home / "switchyard.yaml"
+    cluster = "{name: east, region: east, tier: regional, bootstrap: 'localhost:9092'}"
+    settings.write_text(f"region: east\nclusters: [{cluster}]\nreceivers: {{metadata: {{deny: [x-a]}}}}\n")
+    for name, code in ("x-b", 0), ("x-a", 3):
+        target = {"address": "billing:443", "tls": {"credentials": "any"}, "metadata": {name: "secret:any"}}
+        file = shell.file(definition(target=target))
+        ended = shell("config", "validate", "-f", file, SWITCHYARD_CONFIG=str(settings))
+        assert ended.returncode == code, ended.stderr
+    assert "spec.target.metadata.x-a: the workers allow no metadata of this name" in ended.stderr
+
+
 def test_a_schema_that_workers_would_refuse_is_reported_without_a_worker(shell: Shell) -> None:
     settings = shell.home / "switchyard.yaml"
     cluster = "{name: east, region: east, tier: regional, bootstrap: 'localhost:9092'}"

@@ -8,6 +8,7 @@ import platformdirs
 import pytest
 
 from app.config.problems import InvalidConfiguration
+from app.config.receiver_rules import ReceiverRules
 from app.config.settings import Secret, Settings, load_settings
 from tests.config.examples import SETTINGS
 
@@ -294,8 +295,48 @@ def test_credentials_for_receivers_are_named_and_their_files_may_come_later(tmp_
     billing, public = settings.receivers.credentials
     assert (billing.ca, billing.key) == (str(tmp_path / "ca.pem"), "/secrets/tls.key")
     assert (public.cert, public.key) == (None, None)
-    assert settings.credentials_users == {"billing": ("billing",), "public": ()}
-    assert load(tmp_path, MINIMAL).receivers.credentials == ()
+    rules = settings.receiver_rules
+    assert rules.credentials == {"billing": ("billing",), "public": ()}
+    assert load(tmp_path, MINIMAL).receiver_rules == ReceiverRules({}, {})
+
+
+def test_tokens_and_rules_for_metadata(tmp_path: Path) -> None:
+    lines = """\
+receivers:
+  tokens:
+    - {name: billing, file: token, groups: [billing]}
+    - {name: public, file: /token, groups: [billing, orders]}
+  metadata: {allow: [x-*], deny: [x-a]}
+"""
+    settings = load(tmp_path, MINIMAL + lines)
+    assert [one.file for one in settings.receivers.tokens] == [str(tmp_path / "token"), "/token"]
+    tokens = {"billing": ("billing",), "public": ("billing", "orders")}
+    assert settings.receiver_rules == ReceiverRules({}, tokens, ("x-*",), ("x-a",))
+
+
+@pytest.mark.parametrize(
+    ("receivers", "field", "words"),
+    [
+        ("{metadata: {deny: ['*a']}}", "metadata.deny", "receivers"),
+        ("{tokens: [{name: a, file: b}]}", "tokens.0.groups", "missing"),
+        ("{tokens: [{name: a, file: b, groups: []}]}", "tokens.0.groups", "at least 1"),
+        ("{tokens: [{name: a, groups: [b]}]}", "tokens.0.file", "missing"),
+        ("{tokens: [a, {name: b, file: b, groups: [b]}]}", "tokens.0", "mapping"),
+        ("{tokens: a}", "tokens", "list"),
+        (
+            "{tokens: [{name: a, file: b, groups: [b]}, {name: a, file: c, groups: [b]}]}",
+            "tokens.1.name",
+            "give each a name of its own",
+        ),
+    ],
+)
+def test_wrong_tokens_and_names_of_metadata_are_told_by_their_place(
+    receivers: str, field: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfiguration) as wrong:
+        load(tmp_path, MINIMAL + f"receivers: {receivers}\n")
+    assert f"receivers.{field}" in str(wrong.value)
+    assert words in str(wrong.value)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.problems import InvalidConfiguration
+from app.config.receiver_rules import Groups, ReceiverRules
 from app.definitions.registry import load_definitions, parse_definition
 from app.dispatch.definition import Workload
 from app.failover.topology import Layout, Site
@@ -241,11 +242,111 @@ def test_tls_takes_credentials_by_name_and_is_left_out_of_definitions_without_it
 
     named = changed("spec/target/tls", {"credentials": "biling", "server_name": "orders.example"})
     parse_definition(named)
-    parse_definition(named, credentials={"biling": ()})
-    parse_definition(named, credentials={"biling": ("payments", "billing")})
-    assert "did you mean billing?" in text_of(named, credentials={"billing": ()})
-    assert "receivers.credentials in each switchyard.yaml" in text_of(named, credentials={})
-    assert "add group billing" in text_of(named, credentials={"biling": ("payments",)})
+    parse_definition(named, receivers=credentials(biling=()))
+    parse_definition(named, receivers=credentials(biling=("payments", "billing")))
+    assert "did you mean billing?" in text_of(named, receivers=credentials(billing=()))
+    assert "receivers.credentials in each switchyard.yaml" in text_of(named, receivers=credentials())
+    assert "add group billing" in text_of(named, receivers=credentials(biling=("payments",)))
+
+
+def credentials(**known: Groups) -> ReceiverRules:
+    return ReceiverRules(known)
+
+
+def tokens(**known: Groups) -> ReceiverRules:
+    return ReceiverRules(tokens=known)
+
+
+def with_metadata(name: str, value: object, **target: object) -> Any:
+    whole = {"address": "billing:443", "tls": {}, "metadata": {name: value}, **target}
+    return changed("spec/target", whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("kafka-topic", "a", "Switchyard sends it itself"),
+        ("X-Zone", "a", "lower-case letters"),
+        ("x" * 101, "a", "text of 1 to 100 letters"),
+        (5, "a", "text of 1 to 100 letters"),
+        ("grpc-timeout", "a", "a use of its own"),
+        ("x-zone", "", "write text of 1 to"),
+        ("x-zone", " ", "write text of 1 to"),
+        ("x-zone", "a" * 1_001, "write text of 1 to"),
+        ("x-zone", 5, "write text of 1 to"),
+        ("x-zone", "ü", "not printable ASCII"),
+        ("x-zone", "\ud800", "not printable ASCII"),
+        ("x-zone", "a\nb", "not printable ASCII"),
+        ("x-zone", "header:", "write header:x-zone"),
+        ("x-zone", "secret:a b", "a secret is the last word"),
+    ],
+)
+def test_metadata_that_calls_cannot_carry_is_refused_with_its_place(
+    name: Any, value: object, words: str
+) -> None:
+    document = with_metadata(name, value)
+    assert set(fields(document)) == {f"spec.target.metadata.{name}"}
+    assert words in text_of(document)
+
+
+def test_metadata_that_would_leave_no_room_for_a_message_is_refused() -> None:
+    texts = {f"x-{number}": "a" * 1_000 for number in range(4)}
+    parse_definition(with_metadata("x-zone", "header:zone", metadata=texts))
+    document = with_metadata("", "", metadata={**texts, "authorization": "secret:billing"})
+    assert fields(document) == ["spec.target.metadata"]
+    assert "8,281 bytes with 32 for each and 4,096 for each token, where calls take 5,120" in text_of(
+        document
+    )
+    pair = {"authorization": "secret:billing", "x-key": "secret:billing"}
+    assert fields(with_metadata("", "", metadata=pair)) == ["spec.target.metadata"]
+
+
+def test_metadata_obeys_the_workers_and_tokens_their_groups() -> None:
+    document = with_metadata("authorization", "Bearer secret:billing")
+    known = tokens(billing=("billing",))
+    assert parse_definition(document, receivers=known)[1] == []
+    assert parse_definition(document)[1] == []
+    assert "receivers.tokens in each switchyard.yaml" in text_of(document, receivers=tokens())
+    assert "did you mean billing?" in text_of(
+        with_metadata("authorization", "secret:biling"), receivers=known
+    )
+    assert "add group billing" in text_of(document, receivers=tokens(billing=("payments",)))
+    assert "add group billing" in text_of(document, receivers=tokens(billing=()))
+    refused = known._replace(deny=("auth*",))
+    assert "the workers allow no metadata of this name" in text_of(document, receivers=refused)
+    only_x = known._replace(allow=("x-*",))
+    assert fields(document, receivers=only_x) == ["spec.target.metadata.authorization"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "target", "words"),
+    [
+        ("authorization", "secret:billing", {"tls": None}, "unencrypted"),
+        ("authorization", "Bearer abc", {}, "put it into receivers.tokens"),
+        ("x-zone", "header:zone", {"contract": "auto"}, "once the receiver takes streams"),
+        ("authorization", "secret:billing", {"tls": None, "address": "unix:/receiver"}, ""),
+        ("authorization", "header:token", {}, ""),
+        ("x-zone", "a", {"contract": "auto"}, ""),
+    ],
+)
+def test_metadata_that_may_not_be_meant_so_gets_a_warning(
+    name: str, value: str, target: dict[str, object], words: str
+) -> None:
+    document = with_metadata(name, value, **target)
+    if target.get("tls", "") is None:
+        del document["spec"]["target"]["tls"]
+    warnings = parse_definition(document)[1]
+    assert [words in str(warning) for warning in warnings] == ([True] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("field", "target"),
+    [("metadata.x-zone", {"metadata": {"x-zone": "header:zone"}}), ("compat", {"compat": "uforwarder"})],
+)
+def test_streams_do_not_take_what_only_unary_calls_carry(field: str, target: dict[str, object]) -> None:
+    parse_definition(with_metadata("x-env", "a", contract="unary", **target))
+    document = with_metadata("x-env", "a", contract="stream", **target)
+    assert fields(document) == [f"spec.target.{field}"]
 
 
 def test_an_empty_tls_does_not_mean_none() -> None:

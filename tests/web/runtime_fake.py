@@ -21,6 +21,7 @@ from aiohttp import web
 from app.alerts.delivery.monitor import AlertMonitor
 from app.audit.jobs.books import AuditBooks, PlannedCounts
 from app.audit.jobs.region_query import RegionQuery
+from app.config.receiver_rules import ReceiverRules
 from app.config.web_address import Web
 from app.controllog.codec import (
     HeadDecision,
@@ -40,6 +41,7 @@ from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
 from app.grpc_client.credentials import Credentials, PemFiles
+from app.grpc_client.tokens import TokenFile, Tokens
 from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.clock import clock, now_ms
 from app.kernel.job import JobId, Kind
@@ -292,7 +294,11 @@ class FakeRuntime:
         self.env: dict[str, str] = {}
         self.control = FakeControlLog()
         self.schemas = SchemaLoader(Path("/"))
-        self.credentials = Credentials({"billing": PemFiles("/missing/ca.pem")})
+        self.receiver_rules = ReceiverRules(
+            {"billing": ()}, {"billing": ("billing",)}, deny=("x-internal-*",)
+        )
+        tokens = Tokens({"billing": TokenFile("/missing/token", ("billing",))})
+        self.credentials = Credentials({"billing": PemFiles("/missing/ca.pem")}, tokens=tokens)
         self.credentials.load()
         self.clusters = FakeClusters()
         nothing: Any = None

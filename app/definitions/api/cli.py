@@ -29,6 +29,7 @@ from app.cli.output import emit, output_option, url_option
 from app.config.definition_base import Definition
 from app.config.definition_kind import DefinitionChange, DefinitionKind
 from app.config.problems import ConfigProblem, Document, InvalidConfiguration, first_wrong
+from app.config.receiver_rules import NO_RULES
 from app.config.settings import DEFAULT_FILE, Settings, load_settings
 from app.definitions.plan import DefinitionsPlan, UnreadableDefinition, plan
 from app.definitions.registry import KINDS, json_schema, load_definitions
@@ -77,11 +78,14 @@ def _load(
     prune: bool = False,
     allow_empty: bool = False,
 ) -> list[Definition]:
+    rules = NO_RULES if settings is None else settings.receiver_rules
+    # A file without credentials may be that of another machine than the workers'.
+    rules = rules._replace(credentials=rules.credentials or None, tokens=rules.tokens or None)
     definitions, warnings = load_definitions(
         files,
         clusters=None if settings is None else settings.cluster_names(),
         layout=None if settings is None else settings.layout(),
-        credentials=None if settings is None else settings.credentials_users or None,
+        receivers=rules,
         prune=prune,
         may_be_empty=allow_empty,
     )
@@ -97,7 +101,7 @@ def _load(
 def validate(files: tuple[str, ...], allow_empty: bool) -> None:
     """Checks files without a worker. Exit code 3 when there are errors; the output has all of them.
 
-    Clusters, regions and credentials for receivers are checked when switchyard.yaml is here and has them, or
+    Clusters, regions and what `receivers` has are checked when switchyard.yaml is here and has them, or
     SWITCHYARD_CONFIG names one.
 
     \b
@@ -272,9 +276,11 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
         if not change.fields:
             rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})
         rows += [
-            {"action": change.action, "workload": change.name, "field": f.field, "old": f.old, "new": f.new}
+            {"action": change.action, "workload": change.name, "field": f.field,
+             "old": "" if f.old is None and is_text else f.old,
+             "new": "" if f.new is None and is_text else f.new}
             for f in change.fields
-        ]
+        ]  # fmt: skip
     rows += [
         {"action": one["action"], "workload": _topic_name(one), "field": one["setting"],
          "old": "" if one["old"] is None and is_text else one["old"],

@@ -36,7 +36,7 @@ from app.dispatch.api.rest_operators import tracker_job
 from app.dispatch.definition import Workload
 from app.dispatch.topics.readable_workloads import local
 from app.dispatch.topics.settings import refused_topics
-from app.grpc_client.credentials import SYSTEM, shown
+from app.grpc_client.credentials import shown
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.group_members import SHARE
 from app.kernel.clock import now_ms
@@ -118,7 +118,7 @@ class WorkloadRoutes:
         body = await read_definition(request)
         layout = self._api.runtime.failover.derived_routes.layout
         workload, warnings = parse_definition(
-            body.data, clusters=names, layout=layout, credentials=self._api.runtime.credentials.users,
+            body.data, clusters=names, layout=layout, receivers=self._api.runtime.receiver_rules,
             file=body.file, node=body.node,
         )  # fmt: skip
         addressed_key = f"{request.match_info['group']}/{request.match_info['topic']}"
@@ -129,10 +129,12 @@ class WorkloadRoutes:
                 f"the definition is of {workload.key}, the address of {addressed_key}",
             )
         doubts = await check_schemas(workload, self._api.runtime.schemas, body)
-        if (tls := workload.spec.target.tls) is not None:
-            name = tls.credentials or SYSTEM
-            if problem := self._api.runtime.credentials.problems.get(name):
-                doubts.append(f"this worker cannot read {shown(name)} now: {problem}")
+        credentials, name = self._api.runtime.credentials, workload.credentials()
+        if name is not None and (problem := credentials.problems.get(name)):
+            doubts.append(f"this worker cannot read {shown(name)} now: {problem}")
+        for name in sorted(workload.tokens()):
+            if problem := credentials.tokens.problems.get(name):
+                doubts.append(f"this worker cannot read token {name!r} now: {problem}")
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
         catalog = self._api.runtime.catalog

@@ -28,6 +28,7 @@ from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
 from app.dispatch.jobs.interceptor_chain import make_chain
 from app.dispatch.jobs.pause_controller import PauseController
+from app.dispatch.jobs.receiver_access import check_access
 from app.dispatch.jobs.remote_progress_import import RemoteProgressImport
 from app.dispatch.jobs.start_position import find_start_position
 from app.dispatch.pump.partition import DispatchPump
@@ -36,7 +37,6 @@ from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.leftovers import tier_of
 from app.dispatch.topics.settings import create_delayed
-from app.grpc_client.credentials import SYSTEM
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import FetchItem, FetchKey
 from app.kernel.broker_throttle import FETCH
@@ -132,7 +132,7 @@ class DispatchController(Service):
 
         Raises:
             LookupError, ClusterUnreachable, KafkaError: One of them is not there.
-            ValueError: The credentials for its receiver are not there.
+            ValueError: It may not reach its receiver from here (`check_access`).
         """
         workload, clusters = self._catalog.workload(job.name), self._ports.clusters
         if workload is None:
@@ -140,20 +140,19 @@ class DispatchController(Service):
         name = workload.metadata.cluster
         if name not in clusters.specs:
             raise LookupError(f"cluster {name!r} is not in this worker's configuration")
-        self._check_credentials(workload)
+        self._check_access(workload)
         cluster = await clusters.get(name)
         await cluster.written_to()  # for its retry topics and its dead letter queue
         return workload, cluster
 
-    def _check_credentials(self, workload: Workload) -> None:
-        """Raises ValueError: it may not connect to its receiver here, with the remedy."""
-        if (tls := workload.spec.target.tls) is not None:
-            self._ports.credentials.check(tls.credentials or SYSTEM, workload.metadata.group)
+    def _check_access(self, workload: Workload) -> None:
+        """See `check_access`."""
+        check_access(workload, self._ports.credentials, self._ports.receiver_rules)
 
     async def _prepare(self, workload: Workload) -> InterceptorChain | None:
         """The interceptors of a definition that can be in force here. Raises ValueError: it cannot, with the
         remedy."""
-        self._check_credentials(workload)
+        self._check_access(workload)
         return await make_chain(workload, self._interceptors, self._ports.schemas)
 
     async def start_pump(
@@ -168,7 +167,7 @@ class DispatchController(Service):
 
         Raises:
             LookupError, KafkaError, ClusterUnreachable: Something that the pump needs is not known yet.
-            ValueError: The workload's schema cannot be used here, or its credentials are not there.
+            ValueError: The workload's schema cannot be used here, or it may not reach its receiver.
         """
         workload, cluster = await self.check(job)
         carried = await self._remote_progress_import.imported_progress(job, workload, answer, reset)

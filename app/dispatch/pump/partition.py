@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ from app.dispatch.pump.intake import HELD_BYTES, MessageIntake
 from app.dispatch.pump.line_head import LineHead
 from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
 from app.dispatch.pump.ready_queue import ReadyQueue
-from app.dispatch.push.metadata import CallMetadata, MetadataTemplate
+from app.dispatch.push.metadata import KEY, CallMetadata, MetadataTemplate, tracing_info
+from app.grpc_client.header_encoder import Field
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import PRODUCER_LIMITS
 from app.kernel.job import JobFault, JobId
@@ -206,13 +207,25 @@ class DispatchPump:
         if origin is None:
             template = self._template
             own = template.build(record.offset, record.key, headers, record.timestamp, 0, delivery.attempts)
-            return CallMetadata(template.shared(role), own)
-        template = self._template_of(origin.topic, origin.partition)
-        own = template.build(
-            origin.offset, record.key, headers, origin.timestamp_ms, origin.retry_count,
-            origin.attempt + delivery.attempts,
-        )  # fmt: skip
+        else:
+            template = self._template_of(origin.topic, origin.partition)
+            own = template.build(
+                origin.offset, record.key, headers, origin.timestamp_ms, origin.retry_count,
+                origin.attempt + delivery.attempts,
+            )  # fmt: skip
+        settings = self.runtime.settings
+        if settings.header_map is not None:
+            own += settings.header_map.fields(record.headers)
+        if settings.is_uforwarder:
+            own += self._as_uforwarder(delivery)
         return CallMetadata(template.shared(role), own)
+
+    def _as_uforwarder(self, delivery: Delivery) -> Iterator[Field]:
+        record = delivery.record
+        if delivery.origin is not None and delivery.origin.topic != self.job.topic:
+            yield tracing_info(self.job.topic, self.job.partition, record.offset)
+        if record.key is None:
+            yield KEY, b""
 
     def _template_of(self, topic: str, partition: int) -> MetadataTemplate:
         found = self._origin_templates.get((topic, partition))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.dispatch.definition import HeadOfLine, Workload
 from app.dispatch.model.header_filter import HeaderFilter
 from app.dispatch.model.key_lanes import KeyLanes
+from app.dispatch.model.metadata_sources import HeaderMap
 from app.dispatch.model.outcome import Action, DeliveryDecision, RetryPolicy, RetryTopic
 from app.kafka.records.record import Record
 
@@ -17,6 +18,8 @@ class DispatchSettings:
         delay_ms: How long after its append a message of the main topic may be delivered.
         heeds_not_before: A message's own header may postpone it.
         header_filter: Chooses the record headers that the receiver gets; None: all.
+        header_map: Gives unary calls metadata of record headers; None: none is asked for.
+        is_uforwarder: Unary calls have what uForwarder's have.
         head_after_s: How long a message may block its partition.
     """
 
@@ -31,6 +34,9 @@ class DispatchSettings:
         self.heeds_not_before = spec.not_before == "header"
         passing = spec.headers
         self.header_filter = None if passing is None else HeaderFilter(passing.allow, passing.deny)
+        mapped = {name: one.header for name, one in workload.metadata_sources().items() if one.header}
+        self.header_map = HeaderMap(mapped) if mapped else None
+        self.is_uforwarder = spec.target.compat == "uforwarder"
         self.retry_topics = workload.retry_topics()
         self.dlq_topic = workload.dlq_topic()
         self.delayed_topic = workload.delayed_topic()

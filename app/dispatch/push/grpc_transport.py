@@ -21,6 +21,7 @@ from grpc import aio
 
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.fixed_metadata import FixedMetadata
 from app.dispatch.push.health import (
     HEALTH_CHECK_TIMEOUT_S,
     METHOD,
@@ -32,6 +33,7 @@ from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
 from app.dispatch.push.size_refusal import METADATA_WORDS
 from app.dispatch.push.transport import UNREAD_BYTES
 from app.grpc_client.credentials import Pem
+from app.grpc_client.header_encoder import Field
 from app.grpc_client.metadata import read_metadata
 from app.kernel.grpc_status import CANCELLED, OK, RESOURCE_EXHAUSTED
 
@@ -96,9 +98,11 @@ class GrpcUnaryTarget:
     """A receiver's unary method, over a pool of channels."""
 
     def __init__(
-        self, address: str, method: str, tls: GrpcTls | None = None, *, channels: int = CHANNELS
-    ) -> None:
+        self, address: str, method: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None,
+        *, channels: int = CHANNELS,
+    ) -> None:  # fmt: skip
         self.address = address
+        self._extra = extra
         self._channels = [_channel(aio, address, UNARY_OPTIONS, tls) for _ in range(channels)]
         # No serializers: bytes are sent as they are, and the answer is ignored.
         self._calls: list[Any] = [channel.unary_unary(method, None, None) for channel in self._channels]
@@ -110,7 +114,7 @@ class GrpcUnaryTarget:
     ) -> asyncio.Task[CallResult]:
         """See `UnaryTarget.call`. The task is the call's handle."""
         self._next = (self._next + 1) % len(self._calls)
-        fields = [*metadata.shared.fields, *metadata.own]
+        fields = [*metadata.shared.fields, *_fields(self._extra), *metadata.own]
         if value is None:
             fields.append(VALUE_NULL)
         task = asyncio.get_running_loop().create_task(
@@ -134,13 +138,16 @@ class GrpcUnaryTarget:
 class GrpcStreamChannel:
     """A receiver's method for streams."""
 
-    def __init__(self, address: str, method: str, tls: GrpcTls | None = None) -> None:
+    def __init__(
+        self, address: str, method: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None
+    ) -> None:
+        self._extra = extra
         self._channel = _channel(grpc, address, STREAM_OPTIONS, tls)
         self._method: Any = self._channel.stream_stream(method, None, None)
 
     def open(self) -> GrpcStreamCall:
         """See `StreamChannel.open`."""
-        return GrpcStreamCall(self._method)
+        return GrpcStreamCall(self._method, read_metadata(_fields(self._extra)))
 
     async def close(self) -> None:
         """Closes the channel; streams under way end as CANCELLED."""
@@ -150,7 +157,7 @@ class GrpcStreamChannel:
 class GrpcStreamCall:
     """One stream, of three threads: one of ours reads, one of gRPC's takes what is written from a queue."""
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: Any, metadata: Pairs) -> None:
         self._loop = asyncio.get_running_loop()
         self._to_write: SimpleQueue[bytes | None] = SimpleQueue()  # None: no more
         self._arrived: deque[bytes] = deque()
@@ -159,7 +166,7 @@ class GrpcStreamCall:
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
         self._has_ended = self._is_canceled = False
-        self._call: Any = method(self._written())
+        self._call: Any = method(self._written(), metadata=metadata)
         threading.Thread(target=self._read_all, name="grpc stream", daemon=True).start()
 
     async def read(self) -> bytes | None:
@@ -241,19 +248,26 @@ class GrpcStreamCall:
 class GrpcHealthClient:
     """Checks a server over a channel of its own."""
 
-    def __init__(self, address: str, tls: GrpcTls | None = None) -> None:
+    def __init__(self, address: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None) -> None:
+        self._extra = extra
         self._channel = _channel(aio, address, HEALTH_OPTIONS, tls)
         self._call: Any = self._channel.unary_unary(METHOD, None, None)
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """See `HealthClient.check`."""
+        metadata = read_metadata(_fields(self._extra))
         try:
-            return read_health(OK, await self._call(health_request(service), timeout=timeout_s))
+            request = health_request(service)
+            return read_health(OK, await self._call(request, metadata=metadata, timeout=timeout_s))
         except aio.AioRpcError as error:
             return read_health(error.code().value[0], b"")
 
     async def close(self) -> None:
         await self._channel.close(None)
+
+
+def _fields(extra: FixedMetadata | None) -> Sequence[Field]:
+    return () if extra is None else extra.fields
 
 
 async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> CallResult:

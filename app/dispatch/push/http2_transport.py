@@ -14,6 +14,7 @@ import structlog
 from app.dispatch.model.crash_suspicion import Loss as ReceiverLoss
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.fixed_metadata import FixedMetadata
 from app.dispatch.push.health import (
     HEALTH_CHECK_TIMEOUT_S,
     MAX_HEALTH_BYTES,
@@ -30,7 +31,7 @@ from app.grpc_client.address import Address, Proxy
 from app.grpc_client.calls import Loss
 from app.grpc_client.channel import Channel, ChannelOptions
 from app.grpc_client.connection import ConnectionOptions
-from app.grpc_client.header_encoder import Fields
+from app.grpc_client.header_encoder import Field, Fields
 from app.grpc_client.metadata import read_metadata
 from app.grpc_client.pool import Pool
 from app.grpc_client.status import StatusCode
@@ -43,6 +44,7 @@ CONNECT_TIMEOUT_S = 5.0
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
 ACCEPTED = (b"grpc-status", b"0")
+NO_METADATA = SharedMetadata(())
 _LOSSES = {
     Loss.UNPROCESSED: ReceiverLoss.UNREACHED,
     Loss.PLANNED: ReceiverLoss.PLANNED,
@@ -62,6 +64,7 @@ class Server:
         max_age_s: Each connection is replaced after about this time; 0: never.
         tls: Gives the context of each connection; None: without TLS.
         server_name: The name in its certificate; "": the address's host.
+        metadata: Of all calls; None: there is none.
     """
 
     address: Address
@@ -71,6 +74,7 @@ class Server:
     max_age_s: float = 0.0
     tls: Callable[[], ssl.SSLContext] | None = None
     server_name: str = ""
+    metadata: FixedMetadata | None = None
 
     def channel(self, max_message_bytes: int) -> Channel:
         limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
@@ -81,18 +85,42 @@ class Server:
         return Channel(self.address, options)
 
 
+class MethodFields:
+    """The header fields that calls of a method share, by their other metadata. They are made once, because a
+    connection remembers how it sends them, and again when a token is renewed."""
+
+    def __init__(self, metadata: FixedMetadata | None, method: str) -> None:
+        self._metadata, self._method = metadata, method
+        self._fixed: tuple[Field, ...] = ()
+        self._made: dict[SharedMetadata, Fields] = {}
+
+    def of(self, shared: SharedMetadata, pick: Callable[[], Channel]) -> Fields:
+        """For calls over the channels that `pick` gives. Raises KeyError: a token is not there."""
+        metadata = self._metadata
+        if metadata is not None and metadata.fields is not self._fixed:
+            self._fixed = metadata.fields
+            self._made.clear()
+        return self._made.get(shared) or self._make(shared, pick())
+
+    def _make(self, shared: SharedMetadata, channel: Channel) -> Fields:
+        if len(self._made) >= MAX_SHARED:
+            self._made.clear()
+        secret = () if self._metadata is None else self._metadata.secret
+        made = self._made[shared] = channel.method(self._method, (*shared.fields, *self._fixed), secret)
+        return made
+
+
 class Http2UnaryTarget:
     """An endpoint's unary method, over as many connections as its calls need."""
 
     def __init__(self, server: Server, method: str) -> None:
-        self._method = method
         self._pool = Pool(lambda: server.channel(MAX_UNARY_BYTES), server.connections, server.max_age_s)
-        self._fields: dict[SharedMetadata, Fields] = {}
+        self._fields = MethodFields(server.metadata, method)
 
     def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
         """See `UnaryTarget.call`."""
         shared, own = metadata
-        fields = self._fields.get(shared) or self._remember(shared)
+        fields = self._fields.of(shared, self._pool.pick)
         if value is None:
             own = [*own, VALUE_NULL]
 
@@ -100,12 +128,6 @@ class Http2UnaryTarget:
             done(_unary_result(call))
 
         return _Handle(self._pool.pick().unary(fields, value or b"", own, timeout_s, end))
-
-    def _remember(self, shared: SharedMetadata) -> Fields:
-        if len(self._fields) >= MAX_SHARED:
-            self._fields.clear()
-        fields = self._fields[shared] = self._pool.pick().method(self._method, shared.fields)
-        return fields
 
     async def close(self) -> None:
         """Closes the connections; calls under way end as CANCELLED."""
@@ -128,7 +150,7 @@ class Http2StreamChannel:
 
     def __init__(self, server: Server, method: str) -> None:
         self._channel = server.channel(MAX_STREAM_BYTES)
-        self._fields = self._channel.method(method)
+        self._fields = MethodFields(server.metadata, method).of(NO_METADATA, lambda: self._channel)
 
     def open(self) -> Http2StreamCall:
         """See `StreamChannel.open`."""
@@ -212,7 +234,7 @@ class Http2HealthClient:
         self._server = server
         self._last = ReceiverHealth.SERVING
         self._channel = server.channel(MAX_HEALTH_BYTES)
-        self._fields = self._channel.method(METHOD)
+        self._fields = MethodFields(server.metadata, METHOD)
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """See `HealthClient.check`."""
@@ -243,7 +265,8 @@ class Http2HealthClient:
             if not ended.done():  # the check was given up
                 ended.set_result(call)
 
-        self._channel.unary(self._fields, health_request(service), (), timeout_s, end)
+        fields = self._fields.of(NO_METADATA, lambda: self._channel)
+        self._channel.unary(fields, health_request(service), (), timeout_s, end)
         call = await ended
         assert call.code is not None
         return read_health(call.code, call.answer or b"")

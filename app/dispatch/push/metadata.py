@@ -25,10 +25,21 @@ VALUE_NULL = (b"kafka-value-null", b"true")  # of a tombstone, whose body is emp
 REGION = "switchyard-region"  # the region that sends, when the workload runs in several
 PRIMARY = "switchyard-primary"  # `true` when that region is the primary (active) one, else `false`
 PRIMARY_EPOCH = "switchyard-primary-epoch"  # the epoch of that role
+KEY = b"kafka-key-bin"  # the record's key; without one absent, or empty with `compat: uforwarder`
+TRACING_INFO = b"kafka-tracing-info"  # from where a retried message comes, with `compat: uforwarder`
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
 _names: dict[str, bytes] = {}
 _MAX_CACHED_NAMES = 10_000
+
+
+def tracing_info(topic: str, partition: int, offset: int) -> Field:
+    """uForwarder's metadata of a retried message: the place from which it is delivered now.
+
+    Source: `GrpcRequest` of uForwarder.
+    """
+    place = f"physical-topic={topic},physical-partition={partition},physical-offset={offset}"
+    return TRACING_INFO, place.encode()
 
 
 class SenderRole(NamedTuple):
@@ -114,7 +125,7 @@ class MetadataTemplate:
         for name, value in headers:
             own.append((_names.get(name) or _metadata_name(name), _binary(value)))
         if key is not None:
-            own.append((b"kafka-key-bin", _binary(key)))  # the record's key; absent when it has none
+            own.append((KEY, _binary(key)))
         return own
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from app.dispatch.definition import Workload
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.endpoint import Place
+from app.dispatch.push.fixed_metadata import FixedMetadata
 from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcTls, GrpcUnaryTarget
 from app.dispatch.push.health import HealthClient
 from app.dispatch.push.http2_transport import (
@@ -36,7 +37,7 @@ class TargetClients:
 
     Args:
         zone: Where the worker runs; "": not known.
-        credentials: For TLS; without them workloads have none.
+        credentials: For TLS and metadata; without them workloads have none.
     """
 
     def __init__(self, worker: str, zone: str = "", credentials: Credentials | None = None) -> None:
@@ -53,7 +54,8 @@ class TargetClients:
     def unary(self, workload: Workload, place: Place) -> UnaryTarget:
         server = self._server(workload, place)
         if server is None:
-            return GrpcUnaryTarget(place.name, workload.method(), self._grpc_tls(workload, place))
+            tls, extra = self._grpc_tls(workload, place), self._metadata(workload)
+            return GrpcUnaryTarget(place.name, workload.method(), tls, extra)
         return Http2UnaryTarget(server, workload.method())
 
     def stream(
@@ -67,7 +69,8 @@ class TargetClients:
 
         def open_channel() -> StreamChannel:
             if server is None:
-                return GrpcStreamChannel(place.name, METHOD, self._grpc_tls(workload, place))
+                tls, extra = self._grpc_tls(workload, place), self._metadata(workload)
+                return GrpcStreamChannel(place.name, METHOD, tls, extra)
             return Http2StreamChannel(server, METHOD)
 
         return StreamTarget(
@@ -83,7 +86,7 @@ class TargetClients:
     def health(self, workload: Workload, place: Place) -> HealthClient:
         server = self._server(workload, place)
         if server is None:
-            return GrpcHealthClient(place.name, self._grpc_tls(workload, place))
+            return GrpcHealthClient(place.name, self._grpc_tls(workload, place), self._metadata(workload))
         return Http2HealthClient(server)
 
     def _grpc_tls(self, workload: Workload, place: Place) -> GrpcTls | None:
@@ -95,6 +98,10 @@ class TargetClients:
         name = ascii_host(tls.server_name or ("localhost" if is_socket else ""))
         return GrpcTls(self._credentials.pem(tls.credentials or SYSTEM), name)
 
+    def _metadata(self, workload: Workload) -> FixedMetadata | None:
+        sources = workload.metadata_sources()
+        return FixedMetadata(sources, self._credentials.tokens) if sources else None
+
     def _server(self, workload: Workload, place: Place) -> Server | None:
         """The place for our own client; None: it is for grpcio."""
         target = _http2_target(workload, place.target)
@@ -102,6 +109,7 @@ class TargetClients:
             return None
         spec = workload.spec.target
         server = Server(Address.parse(place.name), target.authority, _proxy(target))
+        server = replace(server, metadata=self._metadata(workload))
         if spec.tls is not None:
             context = partial(self._credentials.context, spec.tls.credentials or SYSTEM)
             # A zone's endpoint may be found by either name first; certificates need only that of all.

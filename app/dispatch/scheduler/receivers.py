@@ -176,7 +176,8 @@ def _connection_key(workload: Workload) -> tuple[object, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
     connections = target.transport, target.tls, target.connections, target.max_connection_age
-    return target.address, target.zones, connections, target.contract, workload.method()
+    fixed = {name: one for name, one in workload.metadata_sources().items() if not one.header}
+    return target.address, target.zones, connections, target.contract, workload.method(), fixed
 
 
 def _fallbacks(workload: Workload) -> Fallbacks:

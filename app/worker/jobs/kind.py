@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from app.config.receiver_rules import NO_RULES, ReceiverRules
 from app.controllog.codec import JobStatus
 from app.controllog.log import ControlLog
 from app.grpc_client.credentials import Credentials
@@ -32,7 +33,7 @@ from app.worker.jobs.start_position import LineageReset
 @dataclass(frozen=True, slots=True)
 class JobPorts:
     """The parts of a worker that every kind of job needs. `worker`: this process's id; `zone`: where it runs,
-    "" if nobody said; `credentials`: for receivers."""
+    "" if nobody said; `credentials`, `receiver_rules`: what workloads may use to reach receivers."""
 
     worker: str
     control: ControlLog
@@ -43,6 +44,7 @@ class JobPorts:
     failures: JobFailures
     zone: str = ""
     credentials: Credentials = field(default_factory=Credentials)
+    receiver_rules: ReceiverRules = NO_RULES
 
 
 class JobRestarts(Protocol):

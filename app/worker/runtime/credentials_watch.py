@@ -1,4 +1,4 @@
-"""Reads the credentials for receivers again and again, so that renewed certificates need no restart."""
+"""Reads the credentials and tokens for receivers again and again, so that renewed ones need no restart."""
 
 from __future__ import annotations
 
@@ -46,14 +46,19 @@ class CredentialsWatch(Service):
     async def read(self) -> None:
         """Reads the files, and reports what is wrong with them for the second time."""
         await asyncio.to_thread(self._credentials.load)
-        # Without the system's authorities: a workload that needs them says so when it starts.
-        problems = {name: why for name, why in self._credentials.problems.items() if name != SYSTEM}
-        still = {name: why for name, why in problems.items() if self._seen.get(name) == why}
-        for name, why in still.items():
-            if self._reported.get(name) != why:
-                message, is_over = f"{shown(name)} for receivers: {why}", partial(self._is_over, name, why)
+        problems = self._problems()
+        still = {what: why for what, why in problems.items() if self._seen.get(what) == why}
+        for what, why in still.items():
+            if self._reported.get(what) != why:
+                message, is_over = f"{what} for receivers: {why}", partial(self._is_over, what, why)
                 self._report("receiver-credentials", message, REMEDY, is_over)
         self._seen, self._reported = problems, still
 
-    def _is_over(self, name: str, why: str) -> bool:
-        return self._credentials.problems.get(name) != why
+    def _problems(self) -> dict[str, str]:
+        """What is wrong now, and why. Without the system's authorities: a workload that needs them says so
+        when it starts."""
+        found = {shown(name): why for name, why in self._credentials.problems.items() if name != SYSTEM}
+        return found | {f"token {name!r}": why for name, why in self._credentials.tokens.problems.items()}
+
+    def _is_over(self, what: str, why: str) -> bool:
+        return self._problems().get(what) != why

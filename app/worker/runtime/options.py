@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.config.receiver_rules import NO_RULES, ReceiverRules
 from app.controllog.topics import ControlTopics
 from app.failover.topology import Layout
 from app.grpc_client.credentials import PemFiles
+from app.grpc_client.tokens import TokenFile
 from app.kafka.client.cluster import ClusterSpec
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptors import Interceptor
@@ -34,7 +36,8 @@ class WorkerOptions:
         interceptors: Names and interceptors, in their order.
         atlas: The regions; None: this worker knows no other region.
         layout: The clusters of each region, for definitions with a mode.
-        credentials: For receivers, by name.
+        credentials, tokens: For receivers, by name.
+        receiver_rules: What definitions may use of `receivers` in switchyard.yaml.
         refuses_local_alerts: Alerts must not go to addresses of this host.
         unwritten: The rows of tables that the disk did not take.
     """
@@ -55,5 +58,7 @@ class WorkerOptions:
     atlas: RegionAtlas | None = None
     layout: Layout | None = None
     credentials: Mapping[str, PemFiles] = field(default_factory=dict)
+    tokens: Mapping[str, TokenFile] = field(default_factory=dict)
+    receiver_rules: ReceiverRules = NO_RULES
     refuses_local_alerts: bool = False
     unwritten: Callable[[], Sequence[UnwrittenRows]] = tuple

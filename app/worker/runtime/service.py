@@ -31,6 +31,7 @@ from app.failover.plan.planner import FailoverPlanner
 from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.grpc_client.credentials import Credentials
+from app.grpc_client.tokens import Tokens
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.data_clusters import DataClusters
@@ -81,6 +82,7 @@ DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before its job
 GOODBYE_TIMEOUT_S = 2.0
 CONTROL_READ_TIMEOUT_S = 5.0
 PLACE_OF_CREDENTIALS = "receivers.credentials in switchyard.yaml, and restart the worker"
+PLACE_OF_TOKENS = "receivers.tokens in switchyard.yaml, and restart the worker"
 # Batches, futures and answers come by the thousand and need no collector, so it runs seldom.
 GC_THRESHOLDS = 50_000, 20, 20
 
@@ -112,7 +114,7 @@ class Runtime(Service):
         self.draining, self._state = False, "running"
         topics, spec = options.topics, options.clusters[options.control_cluster]
         kafka = spec.aiokafka_options()
-        self.region = topics.region
+        self.region, self.receiver_rules = topics.region, options.receiver_rules
         self.incidents = Incidents(worker, topics.incidents.name, kafka)
         report = self.incidents.report
         control = self.control = ControlLog(topics.control.name, kafka, seals)
@@ -172,11 +174,11 @@ class Runtime(Service):
             None if self.regions is None else self.regions.remote_progress,
             options.interceptors,
         )
-        self.credentials = Credentials(options.credentials, PLACE_OF_CREDENTIALS)
+        self.credentials = _credentials(options)
         self.credentials_watch = CredentialsWatch(self.credentials, self.incidents.report_own)
         ports = JobPorts(
             worker, control, self.clusters, lease, report, self.schemas, JobFailures(), options.zone,
-            self.credentials,
+            self.credentials, self.receiver_rules,
         )  # fmt: skip
         self.jobs = JobManager(
             ports,
@@ -378,3 +380,8 @@ class Runtime(Service):
 
     async def _answers(self, cluster: str, group: str) -> bool:
         return await answers(self.clusters.specs[cluster], group)
+
+
+def _credentials(options: WorkerOptions) -> Credentials:
+    tokens = Tokens(options.tokens, PLACE_OF_TOKENS)
+    return Credentials(options.credentials, PLACE_OF_CREDENTIALS, tokens)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.grpc_client.credentials import Credentials, PemFiles
+from app.grpc_client.tokens import TokenFile, Tokens
 from app.worker.runtime import credentials_watch as module
 from app.worker.runtime.credentials_watch import CredentialsWatch
 from tests.grpc_client.peers.certificates import make
@@ -50,6 +51,21 @@ async def test_a_renewal_that_is_half_done_is_told_only_if_it_stays_so(tmp_path:
     certificates.client_key.write_bytes(key)
     await watch.read()
     assert reports.ends[0]()
+
+
+async def test_a_token_is_told_by_its_name_beside_credentials_of_the_same_name(tmp_path: Path) -> None:
+    reports: Any = Reports()
+    tokens = Tokens({"billing": TokenFile(str(tmp_path / "token"), ("billing",))})
+    missing = PemFiles(str(tmp_path / "ca.pem"))
+    watch = CredentialsWatch(Credentials({"billing": missing}, tokens=tokens), reports)
+    for _ in range(3):
+        await watch.read()
+    assert sorted(words.partition(":")[0] for words in reports.words) == [
+        "credentials 'billing' for receivers", "token 'billing' for receivers",
+    ]  # fmt: skip
+    (tmp_path / "token").write_text("first")
+    await watch.read()
+    assert [is_over() for is_over in reports.ends].count(True) == 1
 
 
 async def test_files_that_cannot_be_read_do_not_keep_a_worker_from_its_start(

@@ -1,4 +1,4 @@
-"""A definition with TLS is checked against the worker's credentials when it is deployed."""
+"""A definition is checked against the worker's credentials, tokens and rules when it is deployed."""
 
 from __future__ import annotations
 
@@ -39,3 +39,25 @@ def test_credentials_whose_files_are_wrong_are_taken_with_a_warning(console: Con
     (warning,) = answer.json["warnings"]
     assert "cannot read credentials 'billing' now" in str(warning)
     assert "/missing/ca.pem" in str(warning)
+
+
+def with_metadata(**metadata: str) -> dict[str, Any]:
+    definition: dict[str, Any] = runtime_fake.definition()
+    definition["spec"]["target"] |= {"tls": {}, "metadata": metadata}
+    return definition
+
+
+def test_a_token_that_cannot_be_read_is_taken_with_a_warning_and_others_are_refused(console: Console) -> None:
+    answer = put(console, with_metadata(authorization="Bearer secret:billing"))
+    assert answer.status in {200, 201}, answer.text
+    (warning,) = answer.json["warnings"]
+    assert "cannot read token 'billing' now: file /missing/token" in str(warning)
+    refused = put(console, with_metadata(authorization="Bearer secret:biling"))
+    assert (refused.status, "did you mean billing?" in refused.text) == (422, True)
+
+
+def test_metadata_that_the_worker_does_not_allow_is_refused_by_its_name(console: Console) -> None:
+    answer = put(console, with_metadata(**{"x-internal-user": "a"}))
+    assert answer.status == 422
+    assert "spec.target.metadata.x-internal-user" in answer.text
+    assert "receivers.metadata of each switchyard.yaml" in answer.text
