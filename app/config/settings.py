@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,6 +114,7 @@ Name = Annotated[str, BeforeValidator(_name)]
 SecretField = Annotated[Any, BeforeValidator(_secret)]
 CREDENTIAL_FILES = "ca", "cert", "key"
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+GroupNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Security(_Model):
@@ -193,7 +194,7 @@ class ReceiverCredentials(_Model):
     ca: FilePath | None = None
     cert: FilePath | None = None
     key: FilePath | None = None
-    groups: Annotated[tuple[str, ...], Field(min_length=1)] = ()
+    groups: GroupNames = ()
 
 
 class ReceiverToken(_Model):
@@ -206,7 +207,7 @@ class ReceiverToken(_Model):
 
     name: Name
     file: FilePath
-    groups: Annotated[tuple[str, ...], Field(min_length=1)]
+    groups: GroupNames
 
 
 class MetadataNames(_Model):
@@ -382,33 +383,33 @@ def _security(security: Any) -> Iterator[tuple[str, str, str]]:
             yield name, "no such file, or it cannot be read", "check the path"
 
 
-def _credentials(receivers: object) -> Iterator[tuple[int, str, str, str]]:
+def _rows(receivers: object, field: str) -> list[object]:
+    listed = receivers.get(field) if isinstance(receivers, dict) else None
+    return listed if isinstance(listed, list) else []
+
+
+def _repeated(rows: Iterable[object]) -> Iterator[tuple[int, str]]:
+    """Rows with the name of a former one: (index, name)."""
+    seen: set[str] = set()
+    for index, row in enumerate(rows):
+        name = row.get("name") if isinstance(row, dict) else None
+        if isinstance(name, str):
+            if name in seen:
+                yield index, name
+            seen.add(name)
+
+
+def _credentials(rows: Iterable[object]) -> Iterator[tuple[int, str, str, str]]:
     """Credentials that would not be what they seem: (index, field, what is wrong, remedy)."""
-    listed = receivers.get("credentials") if isinstance(receivers, dict) else None
-    seen: set[object] = set()
-    for index, one in enumerate(listed if isinstance(listed, list) else ()):
+    for index, one in enumerate(rows):
         if not isinstance(one, dict):
             continue
-        name = one.get("name")
-        if isinstance(name, str) and name in seen:
-            yield index, "name", "second credentials of this name", "give each a name of its own"
-        seen.add(name if isinstance(name, str) else None)
         given = {field for field in CREDENTIAL_FILES if one.get(field) is not None}
         for field, other in (("cert", "key"), ("key", "cert")):
             if field in given and other not in given:
                 yield index, field, f"has no {other} beside it", f"add the {other}, or remove this"
         if not given:
             yield index, "ca", "missing, and there is no cert either", "add ca, or cert and key"
-
-
-def _repeated_tokens(receivers: object) -> Iterator[tuple[int, str]]:
-    """Tokens whose names others have: (index, name)."""
-    listed = receivers.get("tokens") if isinstance(receivers, dict) else None
-    rows = listed if isinstance(listed, list) else ()
-    names = [one.get("name") if isinstance(one, dict) else None for one in rows]
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name in names[:index]:
-            yield index, name
 
 
 def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
@@ -421,26 +422,19 @@ def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
         shown = "" if value is None else repr(value)
         problems.append(ConfigProblem(message, remedy, field, shown, document.file, line, column))
 
-    for index, field, message, remedy in _credentials(data.get("receivers")):
+    credentials, tokens = (_rows(data.get("receivers"), field) for field in ("credentials", "tokens"))
+    for index, field, message, remedy in _credentials(credentials):
         add(message, remedy, ("receivers", "credentials", index, field), None)
-    for index, again in _repeated_tokens(data.get("receivers")):
-        remedy = "give each a name of its own"
-        add("second token of this name", remedy, ("receivers", "tokens", index, "name"), again)
+    for field, what, rows in ("credentials", "credentials", credentials), ("tokens", "token", tokens):
+        for index, name in _repeated(rows):
+            remedy = "give each a name of its own"
+            add(f"second {what} of this name", remedy, ("receivers", field, index, "name"), name)
     clusters = data.get("clusters")
     if not isinstance(clusters, list):
         return problems
-    seen: dict[Any, int] = {}
-    for index, cluster in enumerate(clusters):
-        name = cluster.get("name") if isinstance(cluster, dict) else None
-        if isinstance(name, str) and name in seen:
-            add(
-                "a second cluster of this name",
-                "give each cluster a name of its own",
-                ("clusters", index, "name"),
-                name,
-            )
-        elif isinstance(name, str):
-            seen[name] = index
+    for index, name in _repeated(clusters):
+        remedy = "give each cluster a name of its own"
+        add("a second cluster of this name", remedy, ("clusters", index, "name"), name)
     for index, cluster in enumerate(clusters):
         for name, message, remedy in _security(
             cluster.get("security") if isinstance(cluster, dict) else None
@@ -452,8 +446,9 @@ def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
     if isinstance(region, str) and regions and region not in regions:
         add("no cluster is in this region", suggest(region, regions), ("region",), region)
     control = data.get("control_cluster")
-    if isinstance(control, str) and control not in seen:
-        add("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
+    names = dict.fromkeys(cluster["name"] for cluster in dicts if isinstance(cluster.get("name"), str))
+    if isinstance(control, str) and control not in names:
+        add("no such cluster", suggest(control, list(names)), ("control_cluster",), control)
     elif control is None and isinstance(region, str) and region in regions and not any(
         cluster.get("region") == region and cluster.get("tier") == "regional" for cluster in dicts
     ):  # fmt: skip

@@ -74,6 +74,11 @@ class Tls(Model):
         "records need it.",
     )
 
+    @property
+    def credentials_name(self) -> str:
+        """As `app.grpc_client.credentials` has it."""
+        return self.credentials or SYSTEM
+
 
 class Target(Model):
     """The receiver. The contract `auto` is stream if the receiver implements it, else unary, until it does.
@@ -366,7 +371,7 @@ class Workload(Definition):
     def credentials(self) -> str | None:
         """The name of the credentials that connections need (`app.grpc_client.credentials`); None: no TLS."""
         tls = self.spec.target.tls
-        return None if tls is None else tls.credentials or SYSTEM
+        return None if tls is None else tls.credentials_name
 
     def tokens(self) -> set[str]:
         """The names of the tokens that calls need (`app.grpc_client.tokens`)."""

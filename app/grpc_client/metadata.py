@@ -32,8 +32,7 @@ def wire_field(name: str, value: str | bytes) -> Field:
     if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
         raise ValueError(f"metadata {name!r}: HTTP/2 or gRPC has a use of its own for it; take another name")
     if name.endswith(BINARY):
-        raw = value.encode() if isinstance(value, str) else value
-        return name.encode(), binascii.b2a_base64(raw, newline=False).rstrip(b"=")
+        return name.encode(), binary_value(value.encode() if isinstance(value, str) else value)
     if isinstance(value, bytes):
         raise ValueError(f"metadata {name!r} has bytes for a value: its name must end in {BINARY}")
     if not _TEXT.fullmatch(value):
@@ -42,6 +41,11 @@ def wire_field(name: str, value: str | bytes) -> Field:
             f"name it {name}{BINARY} to send any bytes"
         )
     return name.encode(), value.strip(" ").encode()  # HTTP/2 forbids blanks at the ends (RFC 9113, 8.2.1)
+
+
+def binary_value(raw: bytes) -> bytes:
+    """The value of a field whose name ends in "-bin", as on the wire."""
+    return binascii.b2a_base64(raw, newline=False).rstrip(b"=")
 
 
 def read_metadata(fields: Iterable[Field]) -> list[tuple[str, str | bytes]]:

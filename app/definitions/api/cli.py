@@ -272,21 +272,20 @@ def _foresee(client: Client, planned: DefinitionsPlan, take_over: bool) -> Fores
 def _show(planned: DefinitionsPlan, output: str) -> None:
     rows: list[JsonObject] = []
     is_text = output in {"table", "csv"}
+    missing = "" if is_text else None
+
+    def add(action: str, name: str, field: str = "", old: object = "", new: object = "") -> None:
+        old, new = (missing if value is None else value for value in (old, new))
+        rows.append({"action": action, "workload": name, "field": field, "old": old, "new": new})
+
     for change in planned.changes:
         if not change.fields:
-            rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})
-        rows += [
-            {"action": change.action, "workload": change.name, "field": f.field,
-             "old": "" if f.old is None and is_text else f.old,
-             "new": "" if f.new is None and is_text else f.new}
-            for f in change.fields
-        ]  # fmt: skip
-    rows += [
-        {"action": one["action"], "workload": _topic_name(one), "field": one["setting"],
-         "old": "" if one["old"] is None and is_text else one["old"],
-         "new": "the default" if one["new"] is None and is_text else one["new"]}
-        for one in planned.topics
-    ]  # fmt: skip
+            add(change.action, change.name)
+        for field in change.fields:
+            add(change.action, change.name, *field)
+    for one in planned.topics:
+        new = "the default" if one["new"] is None and is_text else one["new"]
+        add(one["action"], _topic_name(one), one["setting"], one["old"], new)
     emit(rows, ["action", "workload", "field", "old", "new"], output)
     _show_notes(planned)
 

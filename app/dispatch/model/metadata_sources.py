@@ -15,7 +15,6 @@ with more become dead letters. So both kinds of metadata have limits of their ow
 from __future__ import annotations
 
 import re
-from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -23,7 +22,7 @@ from pydantic import BeforeValidator
 
 from app.dispatch.model.retry_headers import Header
 from app.grpc_client.header_encoder import Field, header_list_size
-from app.grpc_client.metadata import BINARY, wire_field
+from app.grpc_client.metadata import BINARY, binary_value, wire_field
 from app.grpc_client.tokens import MAX_TOKEN_BYTES
 
 MAX_NAME_CHARS = 100
@@ -135,5 +134,5 @@ class HeaderMap:
 def _sent(name: bytes, value: bytes) -> bytes | None:
     """The value on the wire; None: it cannot be sent."""
     if name.endswith(BINARY.encode()):
-        return b2a_base64(value, newline=False).rstrip(b"=")
+        return binary_value(value)
     return value.strip(b" ") if _TEXT.fullmatch(value) else None

@@ -9,13 +9,12 @@ have an empty body.
 from __future__ import annotations
 
 import re
-from binascii import b2a_base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.grpc_client.header_encoder import Field
-from app.grpc_client.metadata import wire_field
+from app.grpc_client.metadata import binary_value, wire_field
 from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -135,7 +134,7 @@ def wire_fields(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Field, ...
 
 
 def _binary(value: bytes | None) -> bytes:
-    return b2a_base64(value, newline=False).rstrip(b"=") if value else b""
+    return binary_value(value) if value else b""
 
 
 def _metadata_name(name: str) -> bytes:

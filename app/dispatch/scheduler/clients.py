@@ -24,7 +24,7 @@ from app.dispatch.push.receiver import Follow
 from app.dispatch.push.stream.client import METHOD, Sender, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.address import Address, Proxy, ascii_host
-from app.grpc_client.credentials import SYSTEM, Credentials
+from app.grpc_client.credentials import Credentials
 from app.grpc_client.resolver import Resolver
 from app.grpc_client.target import Target
 
@@ -96,7 +96,7 @@ class TargetClients:
         # For a socket, grpcio would compare the path.
         is_socket = place.name.partition(":")[0].lower() in SOCKETS
         name = ascii_host(tls.server_name or ("localhost" if is_socket else ""))
-        return GrpcTls(self._credentials.pem(tls.credentials or SYSTEM), name)
+        return GrpcTls(self._credentials.pem(tls.credentials_name), name)
 
     def _metadata(self, workload: Workload) -> FixedMetadata | None:
         sources = workload.metadata_sources()
@@ -111,7 +111,7 @@ class TargetClients:
         server = Server(Address.parse(place.name), target.authority, _proxy(target))
         server = replace(server, metadata=self._metadata(workload))
         if spec.tls is not None:
-            context = partial(self._credentials.context, spec.tls.credentials or SYSTEM)
+            context = partial(self._credentials.context, spec.tls.credentials_name)
             # A zone's endpoint may be found by either name first; certificates need only that of all.
             if place.target in spec.zones.values():
                 target = Target.parse(spec.address)
