@@ -26,13 +26,19 @@ from app.config.fields import (
     TopicName,
 )
 from app.config.quantities import Duration, Size, duration_within
+from app.dispatch.model import circuit_breaker
+from app.dispatch.model.circuit_breaker import BreakerLimits
 from app.dispatch.model.dead_letter_budget import (
     DEAD_LETTER_BURST,
     DEAD_LETTER_SHARE,
     DEAD_LETTERS_PER_MINUTE,
 )
+from app.dispatch.model.head_of_line import BLOCKED_AFTER_S, FULL_SHARE, UNFINISHED_SHARE, HeadLimits
 from app.dispatch.model.metadata_sources import MetadataName, MetadataValue, Source, check_size, read_source
+from app.dispatch.model.outcome import ATTEMPTS_IN_MEMORY, DEFAULT_BACKOFF
+from app.grpc_client.connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from app.grpc_client.credentials import SYSTEM
+from app.kernel.backoff import Backoff
 from app.kernel.job import JobId, Kind
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
@@ -42,6 +48,8 @@ HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`
 HEAD_TIMEOUTS = 2  # the default is at least this many timeouts
 MAX_LETTERS = 1_000_000  # in `burst`; `share: 1` sets no limit at all
 DISPATCH_JOBS = f"{Kind.DISPATCH.value}:"  # begins the name of every job of a workload
+MAX_FAILURES = 100_000  # beyond that a breaker would never open in practice
+MAX_ATTEMPTS = 1000  # before a message leaves memory, or its tier
 MAX_MERGES = 1000  # a higher number would be no limit in practice
 
 
@@ -78,6 +86,25 @@ class Tls(Model):
     def credentials_name(self) -> str:
         """As `app.grpc_client.credentials` has it."""
         return self.credentials or SYSTEM
+
+
+class Keepalive(Model):
+    """How soon a connection is given up whose receiver stops answering, as after a loss of power.
+
+    Connections with calls send pings, and an open stream is a call. Many servers end connections with more
+    than one ping in 5 minutes; the worker then doubles `time` for that server. With `transport: http2`, a
+    connection without calls is closed after `time`.
+    """
+
+    time: Annotated[Duration, duration_within(10, DAY_S)] = Field(
+        KEEPALIVE_S,
+        description="After this long without any sign of the receiver, the connection sends a ping.",
+    )
+    timeout: Annotated[Duration, duration_within(1, 600)] = Field(
+        KEEPALIVE_TIMEOUT_S,
+        description="A receiver that does not answer the ping is gone. So is one whose system acknowledges "
+        "nothing of what was sent, for this long.",
+    )
 
 
 class Target(Model):
@@ -130,6 +157,7 @@ class Target(Model):
         description="After about this time each of the `connections` that has carried messages is replaced, "
         "so that new instances behind a load balancer get their part.",
     )
+    keepalive: Keepalive = added(Keepalive())
 
 
 class Flow(Model):
@@ -168,13 +196,116 @@ class HeadOfLine(Model):
     after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] | None = None
     stash: Literal["dlq", "retry"] = "dlq"
     per_minute: Rate = added(10.0, alias="perMinute")
+    patience: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] = added(
+        BLOCKED_AFTER_S,
+        description="A message that leaves no room in the tracker is stashed after this time already. "
+        "Choose a small multiple of the receiver's usual latency.",
+    )
+    full: Annotated[float, Strict()] = added(
+        FULL_SHARE,
+        ge=0.1,
+        le=1,
+        description="The tracker has no room if a larger share of it is in use. With 1 only `after` counts.",
+    )
+    unfinished: Annotated[float, Strict()] = added(
+        UNFINISHED_SHARE,
+        ge=0,
+        le=1,
+        description="It is one message's fault if a smaller share of what is in use is unfinished, or one "
+        "message. Otherwise the receiver as a whole is slow, and only `after` counts.",
+    )
+
+    def after_s(self, timeout_s: float) -> float:
+        """How long a message may block its partition. The default leaves time for two calls."""
+        return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * timeout_s) if self.after is None else self.after
 
 
 class RetryTier(Model):
     """A retry topic: how long a message waits in it, and how often it is delivered from it."""
 
     delay: Delay
-    attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=1000)
+    attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=MAX_ATTEMPTS)
+
+
+class Redelivery(Model):
+    """How often a failed message is delivered before it leaves memory for a retry topic or the DLQ.
+
+    The names are those of gRPC's retry policy. Timeouts and overload send a message to its retry topic at
+    once. Messages that no receiver took are held: none of this counts for them. A wait that has begun stays
+    as it is when the definition changes.
+    """
+
+    max_attempts: Annotated[int, Strict()] = Field(
+        ATTEMPTS_IN_MEMORY, alias="maxAttempts", ge=1, le=MAX_ATTEMPTS, description="Including the first."
+    )
+    initial_backoff: Annotated[Duration, duration_within(0.001, 600)] = Field(
+        DEFAULT_BACKOFF.base_s, alias="initialBackoff", description="The wait before the second attempt."
+    )
+    max_backoff: Annotated[Duration, duration_within(0.001, 600)] = Field(
+        DEFAULT_BACKOFF.cap_s, alias="maxBackoff", description="The longest wait between two attempts."
+    )
+    backoff_multiplier: Annotated[float, Strict()] = Field(
+        DEFAULT_BACKOFF.factor, alias="backoffMultiplier", ge=1, le=100,
+        description="The growth from one wait to the next.",
+    )  # fmt: skip
+    jitter: Annotated[float, Strict()] = Field(
+        DEFAULT_BACKOFF.jitter, ge=0, le=1,
+        description="The share of a wait that is random, so that messages that failed together are not "
+        "delivered together.",
+    )  # fmt: skip
+
+    def backoff(self) -> Backoff:
+        longest_s = max(self.initial_backoff, self.max_backoff)
+        return Backoff(self.initial_backoff, longest_s, self.backoff_multiplier, self.jitter)
+
+    def longest_s(self) -> float:
+        """How long all attempts may take, without the time that they themselves need."""
+        backoff = self.backoff()
+        return sum(backoff.delay_s(failures) for failures in range(1, self.max_attempts))
+
+
+class Breaker(Model):
+    """When an instance of the receiver gets no more messages, and how soon it is tried again.
+
+    Each worker has a breaker for each instance. While it is open, one message after each wait is a probe, and
+    any that succeeds closes it. An instance that fails what others take gets less, whatever these limits
+    allow: three timeouts in a row open its breaker, or it is ejected.
+    """
+
+    unavailable: Annotated[int, Strict()] = Field(
+        circuit_breaker.DOWN_FAILURES, ge=1, le=MAX_FAILURES,
+        description="This many calls in a row that found no receiver (UNAVAILABLE) open it.",
+    )  # fmt: skip
+    failures: Annotated[int, Strict()] = Field(
+        circuit_breaker.STREAK_FAILURES, ge=1, le=MAX_FAILURES,
+        description="This many failures of any kind in a row open it: no receiver, timeouts, overload, "
+        "refused methods or credentials. Other errors count only while no dead letters are allowed.",
+    )  # fmt: skip
+    overload_share: Annotated[float, Strict()] = Field(
+        circuit_breaker.OVERLOAD_SHARE, alias="overloadShare", ge=0, le=1,
+        description="It opens if timeouts and overload are a larger share of the calls of `window`. With 1 "
+        "the share does not count.",
+    )  # fmt: skip
+    overload_calls: Annotated[int, Strict()] = Field(
+        circuit_breaker.OVERLOAD_CALLS, alias="overloadCalls", ge=1, le=MAX_FAILURES,
+        description="With fewer calls in the window the share does not count.",
+    )  # fmt: skip
+    window: Annotated[Duration, duration_within(1, 3600)] = Field(
+        circuit_breaker.WINDOW_S, description="How long a call counts: between half of this and all of it."
+    )
+    first_probe: Annotated[Duration, duration_within(0.01, 600)] = Field(
+        circuit_breaker.FIRST_PROBE_S, alias="firstProbe", description="The wait before the first probe."
+    )
+    longest_probe: Annotated[Duration, duration_within(0.1, 600)] = Field(
+        circuit_breaker.LONGEST_PROBE_S, alias="longestProbe",
+        description="Each wait between two probes is twice the one before, up to this.",
+    )  # fmt: skip
+
+    def limits(self) -> BreakerLimits:
+        return BreakerLimits(
+            self.unavailable, self.failures, self.overload_share, self.overload_calls, self.window,
+            self.first_probe, max(self.first_probe, self.longest_probe),
+        )  # fmt: skip
 
 
 class Dlq(Model):
@@ -304,6 +435,8 @@ class Spec(Model):
     flow: Flow = Flow()
     tracker: TrackerSpec = TrackerSpec()
     head_of_line: HeadOfLine | None = Field(None, alias="headOfLine")
+    redelivery: Redelivery = added(Redelivery())
+    breaker: Breaker = added(Breaker())
     retry: tuple[RetryTier, ...] = Field((), max_length=10)
     dlq: Dlq = Dlq()
     delay: Delay = 0.0
@@ -358,11 +491,11 @@ class Workload(Definition):
         """All topics that the workload may have besides its main topic."""
         return (*self.retry_topics(), self.dlq_topic(), self.merge_topic(), self.delayed_topic())
 
-    def head_of_line_after_s(self) -> float:
-        """How long a message may block its partition. The default leaves time for two calls."""
-        spec = self.spec
-        after_s = None if spec.head_of_line is None else spec.head_of_line.after
-        return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * spec.target.timeout) if after_s is None else after_s
+    def head_limits(self) -> HeadLimits:
+        """From when on a message blocks its partition."""
+        head = self.spec.head_of_line or HeadOfLine()
+        after_s = head.after_s(self.spec.target.timeout)
+        return HeadLimits(after_s, head.patience, head.full, head.unfinished)
 
     def metadata_sources(self) -> dict[str, Source]:
         """The metadata that calls carry besides Switchyard's own, by name."""

@@ -7,19 +7,27 @@ is deployed, not when it is read back: a workload that runs must continue after 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from app.config.fields import dns_server
+from pydantic import ValidationError
+
+from app.config.fields import Model, dns_server
 from app.config.problems import ConfigProblem, Document, shown, suggest
 from app.config.receiver_rules import METADATA_REMEDY, NO_RULES, Groups, ReceiverRules
 from app.config.syntax_tree import Path_
-from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
+from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S, Breaker, HeadOfLine, Redelivery
+from app.dispatch.model.circuit_breaker import DOWN_FAILURES
 from app.dispatch.model.header_filter import HeaderFilter
 from app.dispatch.model.metadata_sources import SECRET_NAMES, Source, read_source
 from app.failover.topology import AGGREGATE, Layout
 from app.grpc_client.target import Target
-from app.kernel.durations import parse_duration
+from app.kernel.durations import format_duration, parse_duration
 from app.kernel.json_types import JsonMapping
+
+SERVERS_ALLOW_S = 300.0  # a ping each, by gRPC's default
+Part = TypeVar("Part", bound=Model)
+REDELIVERY: Path_ = ("spec", "redelivery")
+BREAKER: Path_ = ("spec", "breaker")
 
 
 def problem_at(
@@ -59,6 +67,8 @@ def checks(
     yield from _metadata(document, receivers)
     yield from _stash_topics(document)
     yield from _head_of_line(document)
+    yield from _waits(document)
+    yield from _keepalive(document)
     yield from _isolation(document)
     yield from _catch_up(document)
     yield from _regions(document, layout)
@@ -270,23 +280,102 @@ def _to_dlq(data: Any, isolation: Path_) -> bool:
 
 
 def _head_of_line(document: Document) -> Iterator[ConfigProblem]:
-    """Warns if a blocking message is given up while its call may still succeed."""
+    """Warns if a blocking message is given up while it may still succeed, or never by the rule it names."""
     field: Path_ = ("spec", "headOfLine", "after")
-    after_s = _seconds(value_at(document.data, field))
-    written = value_at(document.data, ("spec", "target", "timeout"))
-    timeout_s = TIMEOUT_S if written is None else _seconds(written)
-    if after_s is not None and timeout_s is not None and after_s < HEAD_TIMEOUTS * timeout_s:
+    head, redelivery = _part(document, field[:-1], HeadOfLine), _part(document, REDELIVERY, Redelivery)
+    timeout_s = _seconds(value_at(document.data, ("spec", "target", "timeout")), TIMEOUT_S)
+    if head is None or timeout_s is None:
+        return
+    if head.after is not None and head.after < HEAD_TIMEOUTS * timeout_s:
         yield problem_at(
             document, field, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given"
             " up, and its message dead-lettered, before its timeout has passed",
             f"leave it out, or write at least {HEAD_TIMEOUTS * timeout_s:g}s", "warning",
         )  # fmt: skip
+    after_s = head.after_s(timeout_s)
+    if "patience" in head.model_fields_set and head.patience >= after_s:
+        yield problem_at(
+            document, (*field[:-1], "patience"),
+            f"is not shorter than headOfLine.after ({format_duration(after_s)}), so only that counts",
+            "write a shorter one, or leave it out", "warning",
+        )  # fmt: skip
+    if redelivery is None or not redelivery.model_fields_set or not _moves_heads(document):
+        return
+    waits_s = round(redelivery.longest_s(), 3)
+    if waits_s > after_s:
+        first = next(iter(value_at(document.data, REDELIVERY)))
+        yield problem_at(
+            document, (*REDELIVERY, first), f"all attempts may take {format_duration(waits_s)},"
+            f" but headOfLine.after gives up a message that blocks for {format_duration(after_s)}",
+            "write fewer attempts or shorter waits, or put long waits into spec.retry", "warning",
+        )  # fmt: skip
 
 
-def _seconds(value: object) -> float | None:
-    """The duration in seconds; None: the value is not a duration."""
+def _moves_heads(document: Document) -> bool:
+    """Whether messages that block their partition are moved away."""
+    data = document.data
+    has_dlq = value_at(data, ("spec", "dlq", "enabled")) is not False
+    has_place = has_dlq or bool(value_at(data, ("spec", "retry")))
+    return has_place and value_at(data, ("spec", "ordering")) != "partition"
+
+
+def _waits(document: Document) -> Iterator[ConfigProblem]:
+    """Checks the waits between attempts and between probes, and how often a message may fail."""
+    redelivery, breaker = _part(document, REDELIVERY, Redelivery), _part(document, BREAKER, Breaker)
+    waits: list[tuple[Path_, str, float, str, float]] = []
+    if redelivery is not None:
+        first_s, longest_s = redelivery.initial_backoff, redelivery.max_backoff
+        waits.append((REDELIVERY, "initialBackoff", first_s, "maxBackoff", longest_s))
+    if breaker is not None:
+        first_s, longest_s = breaker.first_probe, breaker.longest_probe
+        waits.append((BREAKER, "firstProbe", first_s, "longestProbe", longest_s))
+    for path, first, first_s, longest, longest_s in waits:
+        if first_s > longest_s:
+            is_first = value_at(document.data, (*path, first)) is not None
+            words = f"is longer than {longest} ({format_duration(longest_s)})"
+            if not is_first:
+                words = f"is shorter than {first} ({format_duration(first_s)})"
+            remedy = f"write {longest}: {format_duration(first_s)} or more, or a shorter {first}"
+            yield problem_at(document, (*path, first if is_first else longest), words, remedy)
+    if breaker is not None and breaker.failures < breaker.unavailable != DOWN_FAILURES:
+        yield problem_at(
+            document, (*BREAKER, "unavailable"),
+            f"{breaker.failures} failures in a row (breaker.failures) open the breaker before it counts",
+            "let it be at most breaker.failures", "warning",
+        )  # fmt: skip
+    if redelivery is not None and breaker is not None and breaker.failures <= redelivery.max_attempts:
+        is_written = "failures" in breaker.model_fields_set
+        field: Path_ = (*BREAKER, "failures") if is_written else (*REDELIVERY, "maxAttempts")
+        yield problem_at(
+            document, field, f"one message that fails each of its {redelivery.max_attempts} attempts may open"
+            f" the breaker, which {breaker.failures} failures in a row do",
+            "let breaker.failures be more than redelivery.maxAttempts", "warning",
+        )  # fmt: skip
+
+
+def _keepalive(document: Document) -> Iterator[ConfigProblem]:
+    path: Path_ = ("spec", "target", "keepalive", "time")
+    time_s = _seconds(value_at(document.data, path))
+    if time_s is not None and time_s < SERVERS_ALLOW_S:
+        yield problem_at(
+            document, path, "servers may end connections with more than one ping in 5 minutes",
+            "let the receiver allow it (in gRPC: permit_keepalive_time), or write 5m or more", "warning",
+        )  # fmt: skip
+
+
+def _part(document: Document, path: Path_, model: type[Part]) -> Part | None:
+    """The part of the definition with its defaults; None: it is invalid, and the schema check reports it."""
+    value = value_at(document.data, path)
     try:
-        return None if value is None else parse_duration(value)
+        return model.model_validate({} if value is None else value)
+    except ValidationError:
+        return None
+
+
+def _seconds(value: object, usual_s: float | None = None) -> float | None:
+    """The duration in seconds, `usual_s` if there is none; None: the value is no duration."""
+    try:
+        return usual_s if value is None else parse_duration(value)
     except ValueError:
         return None
 

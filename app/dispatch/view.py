@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from app.controllog.codec import HeadDecision, HeadStatus, JobStatus, WorkloadStatus
 from app.dispatch.definition import HEAD_OF_LINE_S, Workload
 from app.dispatch.model.dead_letter_budget import spelled
-from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
+from app.dispatch.model.head_of_line import HeadLimits
 from app.dispatch.model.throughput_diagnosis import (
     RESTS,
     EndpointStatus,
@@ -152,6 +152,7 @@ class HeadOfLine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     after_s: float
+    patience_s: float
     use_threshold: float
     unfinished_threshold: float
     stashed: int
@@ -376,10 +377,12 @@ def _head_of_line(definition: JsonObject, worker_statuses: Sequence[WorkerStatus
     ]
     candidates.sort(key=lambda head: -1.0 if head.age_s is None else head.age_s, reverse=True)
     decisions.sort(key=lambda decision: decision.at_ms, reverse=True)
+    limits = _head_limits(definition)
     return HeadOfLine(
-        after_s=_after_s(definition),
-        use_threshold=UTILISATION_THRESHOLD,
-        unfinished_threshold=UNFINISHED_THRESHOLD,
+        after_s=limits.after_s,
+        patience_s=limits.patience_s,
+        use_threshold=limits.full_share,
+        unfinished_threshold=limits.unfinished_share,
         stashed=sum(status.stashed for _, status, _ in worker_statuses),
         candidates=candidates,
         more_candidates=sum(status.more_heads for _, status, _ in worker_statuses),
@@ -387,9 +390,9 @@ def _head_of_line(definition: JsonObject, worker_statuses: Sequence[WorkerStatus
     )
 
 
-def _after_s(definition: JsonObject) -> float:
-    """The effective `headOfLine.after`, also of a definition by a newer worker."""
+def _head_limits(definition: JsonObject) -> HeadLimits:
+    """The limits in force, also of a definition by a newer worker."""
     try:
-        return Workload.from_wire(definition).head_of_line_after_s()
+        return Workload.from_wire(definition).head_limits()
     except ValidationError:
-        return HEAD_OF_LINE_S
+        return HeadLimits(HEAD_OF_LINE_S)

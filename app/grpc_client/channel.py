@@ -321,7 +321,7 @@ class Channel:
                 server_name=options.server_name,
                 proxy=options.proxy,
                 timeout_s=options.connect_timeout_s,
-                tcp_user_timeout_s=options.connection.keepalive_timeout_s,
+                tcp_user_timeout_s=options.connection.keepalive.timeout_s,
             )
             async with asyncio.timeout_at(deadline_s):
                 await connection.wait_ready()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
 from app.grpc_client import frames
@@ -32,7 +32,31 @@ ABORT_AFTER_S = 1.0
 # Until a PING of the server is answered, if nothing else is sent before: grpc-go and gRPC-Java send one with
 # nearly every answer to a call, to learn how much they may send.
 PING_ACK_WAIT_S = 0.005
+KEEPALIVE_S = 310.0  # servers may forbid more than one ping in five minutes
+KEEPALIVE_TIMEOUT_S = 10.0
+MAX_KEEPALIVE_S = 7_200.0
+TOO_MANY_PINGS = b"too_many_pings"
 _KEEPALIVE = b"keepaliv"
+
+
+@dataclass(slots=True)
+class Keepalive:
+    """When a silent server is asked whether it is there. The connections to a server share one, because it
+    may find that they ask too often.
+
+    Attributes:
+        time_s: After this long without a sign of the server it gets a ping; without calls the connection is
+            closed.
+        timeout_s: A server that does not answer the ping is gone. So is one whose system acknowledges nothing
+            of what was sent, for this long (TCP_USER_TIMEOUT, where the system has it).
+    """
+
+    time_s: float = KEEPALIVE_S
+    timeout_s: float = KEEPALIVE_TIMEOUT_S
+
+    def slow_down(self) -> None:
+        """The server ended a connection because of its pings (gRPC's "keepalive": the time doubles)."""
+        self.time_s = max(self.time_s, min(2 * self.time_s, MAX_KEEPALIVE_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +68,13 @@ class ConnectionOptions:
         max_header_bytes: Of one header block of an answer, decompressed, by RFC 9113's count. A larger one
             ends its call; one that is many times larger ends the connection.
         max_streams: Calls at once, also where the server allows more.
-        keepalive_s: After so long without a sign of the server it is asked for one; without calls the
-            connection is closed.
-        keepalive_timeout_s: A server that does not answer that is gone. So is one whose system acknowledges
-            nothing of what was sent, for so long (TCP_USER_TIMEOUT, where the system has it).
+        keepalive: When a silent server is asked whether it is there.
     """
 
     max_message_bytes: int = 4 * 2**20
     max_header_bytes: int = 64 * 1024
     max_streams: int = 1_000
-    keepalive_s: float = 310.0
-    keepalive_timeout_s: float = 10.0
+    keepalive: Keepalive = field(default_factory=Keepalive)
 
 
 class _Cancelled(NamedTuple):
@@ -139,7 +159,7 @@ class Connection(asyncio.Protocol):
             + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
         )
         self._heard_s = self._loop.time()
-        self._set_keepalive(self._options.keepalive_s)
+        self._set_keepalive(self._options.keepalive.time_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._keepalive is not None:
@@ -342,7 +362,9 @@ class Connection(asyncio.Protocol):
         elif len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a PING of {len(payload)} bytes")
         elif flags & frames.ACK:
-            self._awaits_ping = False
+            if self._awaits_ping:
+                self._awaits_ping = False
+                self._set_keepalive(self._options.keepalive.time_s)
         else:
             self._outbox.reply(frames.ping(payload, frames.ACK), PING_ACK_WAIT_S)
 
@@ -390,8 +412,12 @@ class Connection(asyncio.Protocol):
         last, code, debug = frames.parse_goaway(payload)
         text = _printable(debug)
         said = f"GOAWAY {frames.code_name(code)}" + (f" ({text})" if text else "")
-        # The server closes the connection when it is done. A call that is lost with it is lost by plan.
-        self._drain(said, is_planned=code == ErrorCode.NO_ERROR)
+        is_pinged = code == ErrorCode.ENHANCE_YOUR_CALM and debug == TOO_MANY_PINGS
+        if is_pinged:
+            self._options.keepalive.slow_down()
+        # The server closes the connection when it is done. A call that is lost with it is lost by plan. One
+        # that is lost because of our pings is not to blame, either.
+        self._drain(said, is_planned=is_pinged or code == ErrorCode.NO_ERROR)
         if last >= self._last_stream_id:
             return
         self._last_stream_id = last
@@ -613,25 +639,27 @@ class Connection(asyncio.Protocol):
     # Keepalive
 
     def _set_keepalive(self, after_s: float) -> None:
+        if self._keepalive is not None:
+            self._keepalive.cancel()
         self._keepalive = self._loop.call_later(after_s, self._on_keepalive)
 
     def _on_keepalive(self) -> None:
         if self._transport is None:
             return
-        options = self._options
+        keepalive = self._options.keepalive
         silent_s = self._loop.time() - self._heard_s
-        if self._awaits_ping and silent_s >= options.keepalive_timeout_s:
-            self._reason = f"it did not answer a ping for {options.keepalive_timeout_s:g} s"
+        if self._awaits_ping and silent_s >= keepalive.timeout_s:
+            self._reason = f"it did not answer a ping for {keepalive.timeout_s:g} s"
             self.is_planned = False
             self._transport.abort()
         elif self._awaits_ping:
-            self._set_keepalive(options.keepalive_timeout_s - silent_s)
-        elif silent_s < options.keepalive_s:
-            self._set_keepalive(options.keepalive_s - silent_s)
+            self._set_keepalive(keepalive.timeout_s - silent_s)
+        elif silent_s < keepalive.time_s:
+            self._set_keepalive(keepalive.time_s - silent_s)
         elif self.calls:
             self._awaits_ping = True
             self._outbox.write(frames.ping(_KEEPALIVE))
-            self._set_keepalive(options.keepalive_timeout_s)
+            self._set_keepalive(keepalive.timeout_s)
         else:
             self._drain_here("it had no calls")  # servers do not like pings without calls
 

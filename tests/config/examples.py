@@ -50,12 +50,22 @@ FULL: dict[str, Any] = {
         "primary": "east",
         "target": {
             "address": "dns:///billing:443", "contract": "unary",
-            "method": "/acme.Billing/Take", "timeout": "10s",
+            "method": "/acme.Billing/Take", "timeout": "10s", "keepalive": {"time": "5m", "timeout": "5s"},
         },
         "ordering": "none",
         "flow": {"max_inflight": 500, "messages_per_second": 1000, "bytes_per_second": "4MiB"},
         "tracker": {"capacity": 20000},
-        "headOfLine": {"after": "5m", "stash": "dlq", "perMinute": 5},
+        "headOfLine": {
+            "after": "5m", "stash": "dlq", "perMinute": 5, "patience": "2s", "full": 0.8, "unfinished": 0.05,
+        },
+        "redelivery": {
+            "maxAttempts": 4, "initialBackoff": "200ms", "maxBackoff": "5s", "backoffMultiplier": 3,
+            "jitter": 0.2,
+        },
+        "breaker": {
+            "unavailable": 5, "failures": 20, "overloadShare": 0.8, "overloadCalls": 50, "window": "30s",
+            "firstProbe": "200ms", "longestProbe": "5s",
+        },
         "retry": [{"delay": "1m", "attempts": 3}, {"delay": "10m", "attempts": 3}],
         "dlq": {"enabled": True, "maxMerges": 5, "share": 0.2, "perMinute": 30, "burst": 50},
         "delay": "0s",

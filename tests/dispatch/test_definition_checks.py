@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from app.config.problems import ConfigProblem, InvalidConfiguration
 from app.definitions.registry import json_schema, parse_definition
 from app.dispatch.definition import Workload
+from app.dispatch.model.circuit_breaker import BreakerLimits
+from app.dispatch.model.outcome import RetryPolicy
 from tests.config.examples import FULL, ISOLATION, SMALL, changed
 
 
@@ -65,9 +67,34 @@ def test_a_head_of_line_below_twice_the_timeout_is_in_force_only_if_defined_and_
     if timeout is not None:
         document["spec"]["target"]["timeout"] = timeout
     workload, warnings = parse_definition(document)
-    assert workload.head_of_line_after_s() == in_force_s
-    assert Workload.from_wire(workload.to_wire()).head_of_line_after_s() == in_force_s
+    assert workload.head_limits().after_s == in_force_s
+    assert Workload.from_wire(workload.to_wire()).head_limits().after_s == in_force_s
     assert [warning.field for warning in warnings] == (["spec.headOfLine.after"] if warns else [])
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (changed("spec/target/keepalive/time", "1m", base=SMALL), "spec.target.keepalive.time"),
+        (changed("spec/target/keepalive/time", "5m", base=SMALL), None),
+        (changed("spec/breaker/failures", 3, base=SMALL), "spec.breaker.failures"),
+        (changed("spec/breaker/failures", 4, base=SMALL), None),
+        (changed("spec/redelivery/maxAttempts", 10, base=SMALL), "spec.redelivery.maxAttempts"),
+        (changed("spec/redelivery/maxAttempts", 9, base=SMALL), None),
+        (changed("spec/headOfLine", {"patience": "5m"}, base=SMALL), "spec.headOfLine.patience"),
+        (changed("spec/headOfLine", {"patience": "5m", "after": "6m"}, base=SMALL), None),
+        (changed("spec/redelivery", {"initialBackoff": "3m", "maxBackoff": "3m"}, base=SMALL),
+         "spec.redelivery.initialBackoff"),
+        (changed("spec/redelivery", {"initialBackoff": "3m", "maxBackoff": "3m"},
+                 base=changed("spec/ordering", "partition", base=SMALL)), None),
+        (changed("spec/headOfLine", {"after": "20s", "patience": "1m"}, base=SMALL),
+         "spec.headOfLine.patience"),
+        (changed("spec/breaker", {"unavailable": 50}, base=SMALL), "spec.breaker.unavailable"),
+    ],
+)  # fmt: skip
+def test_limits_that_may_not_be_meant_so_get_a_warning(document: dict[str, Any], field: str | None) -> None:
+    _, warnings = parse_definition(document)
+    assert [warning.field for warning in warnings] == ([field] if field else [])
 
 
 def test_isolation_is_read_whole() -> None:
@@ -105,6 +132,12 @@ def test_the_defaults_are_the_safe_ones() -> None:
         "dlq",
         10,
     )
+    assert full.head_of_line.patience == 1.0
+    assert (full.head_of_line.full, full.head_of_line.unfinished) == (0.9, 0.02)
+    assert full.breaker.limits() == BreakerLimits()
+    assert full.redelivery.backoff() == RetryPolicy().backoff
+    assert full.redelivery.max_attempts == RetryPolicy().in_memory_attempts
+    assert (full.target.keepalive.time, full.target.keepalive.timeout) == (310, 10)
     assert (full.isolation.unmatched, full.isolation.targets) == ("dlq", ())
     assert full.isolation.production == ("production", "prod")
     decoding = full.payload.protobuf
@@ -117,10 +150,13 @@ def test_a_new_field_at_its_default_does_not_change_the_etag() -> None:
     before["spec"]["isolation"] = {"zone": "x-zone"}
     written_out = changed(
         "spec/headOfLine",
-        {"after": "5m", "stash": "dlq", "perMinute": 10},
+        {"after": "5m", "stash": "dlq", "perMinute": 10, "patience": "1s", "full": 0.9, "unfinished": 0.02},
         base=protobuf(framing="raw", deliver="bytes", invalid="deliver"),
     )
     written_out["spec"]["dlq"] = {"maxMerges": 3}
+    written_out["spec"]["breaker"] = {"failures": 10, "window": "10s"}
+    written_out["spec"]["redelivery"] = {"maxAttempts": 3, "jitter": 0.5}
+    written_out["spec"]["target"]["keepalive"] = {"time": "310s"}
     written_out["spec"]["isolation"] = {
         "zone": "x-zone", "targets": [], "unmatched": "dlq", "production": ["production", "prod"],
     }  # fmt: skip
@@ -129,6 +165,8 @@ def test_a_new_field_at_its_default_does_not_change_the_etag() -> None:
 
     assert wire["headOfLine"] == {"after": "5m", "stash": "dlq"}
     assert wire["dlq"] == {"enabled": True}
+    assert not {"breaker", "redelivery"} & set(wire)
+    assert "keepalive" not in wire["target"]
     assert wire["isolation"] == {"zone": "x-zone"}
     assert wire["payload"]["protobuf"] == {"descriptor": "a.desc", "message": "acme.Order"}
     assert model(written_out).etag() == model(before).etag()
@@ -136,7 +174,10 @@ def test_a_new_field_at_its_default_does_not_change_the_etag() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("spec/headOfLine", {"perMinute": 0.5}), ("spec/dlq", {"maxMerges": 0}), ("spec/isolation", ISOLATION),
+    [("spec/headOfLine", {"perMinute": 0.5}), ("spec/headOfLine", {"patience": "5s", "full": 0.5}),
+     ("spec/breaker", {"failures": 20}), ("spec/redelivery", {"jitter": 0.1}),
+     ("spec/target/keepalive", {"timeout": "3s"}),
+     ("spec/dlq", {"maxMerges": 0}), ("spec/isolation", ISOLATION),
      ("spec/payload/protobuf", {"descriptor": "d", "message": "a.B", "framing": "confluent",
                                 "deliver": "json", "invalid": "dlq"})],
 )  # fmt: skip
@@ -154,6 +195,24 @@ def test_a_value_other_than_the_default_comes_back_from_the_wire(path: str, valu
     ("document", "field", "message", "value"),
     [
         (changed("spec/target/contract", "aut"), "spec.target.contract", "must be one of", "'aut'"),
+        (changed("spec/breaker/failures", 0), "spec.breaker.failures", "at least 1", "0"),
+        (changed("spec/breaker/overloadShare", 1.5), "spec.breaker.overloadShare", "at most 1", "1.5"),
+        (changed("spec/breaker/window", "1ms"), "spec.breaker.window", "must be from 1s to 1h", "'1ms'"),
+        (changed("spec/breaker/firstProbe", "2s"), "spec.breaker.firstProbe",
+         "is longer than longestProbe (1s)", "'2s'"),
+        (changed("spec/redelivery/maxAttempts", "3"), "spec.redelivery.maxAttempts", "whole number", "'3'"),
+        (changed("spec/redelivery/backoffMultiplier", 0.5), "spec.redelivery.backoffMultiplier",
+         "at least 1", "0.5"),
+        (changed("spec/redelivery", {"initialBackoff": "2s", "maxBackoff": "1s"}),
+         "spec.redelivery.initialBackoff", "is longer than maxBackoff (1s)", "'2s'"),
+        (changed("spec/redelivery/initialBackoff", "11s"), "spec.redelivery.initialBackoff",
+         "is longer than maxBackoff (10s)", "'11s'"),
+        (changed("spec/redelivery/maxBackoff", "10ms"), "spec.redelivery.maxBackoff",
+         "is shorter than initialBackoff (100ms)", "'10ms'"),
+        (changed("spec/target/keepalive/time", "1s"), "spec.target.keepalive.time",
+         "must be from 10s to 1d", "'1s'"),
+        (changed("spec/headOfLine/full", 0), "spec.headOfLine.full", "at least 0.1", "0"),
+        (changed("spec/headOfLine/unfinished", 2), "spec.headOfLine.unfinished", "at most 1", "2"),
         (changed("spec/headOfLine/perMinute", 0), "spec.headOfLine.perMinute", "at least 0.001", "0"),
         (changed("spec/flow/bytes_per_second", 0), "spec.flow.bytes_per_second", "at least 1", "0"),
         (changed("spec/flow/messages_per_second", 1e-9), "spec.flow.messages_per_second", "at least",
@@ -261,7 +320,9 @@ def test_only_targets_that_repeat_an_environment_and_zone_are_reported(
 def test_the_json_schema_knows_every_new_field_by_its_name_on_the_wire() -> None:
     parts = json_schema()["$defs"]
 
-    assert set(parts["HeadOfLine"]["properties"]) == {"after", "stash", "perMinute"}
+    assert set(parts["HeadOfLine"]["properties"]) == {
+        "after", "stash", "perMinute", "patience", "full", "unfinished",
+    }  # fmt: skip
     assert set(parts["Dlq"]["properties"]) == {"enabled", "maxMerges", "share", "perMinute", "burst"}
     assert set(parts["Isolation"]["properties"]) == {
         "zone", "environment", "targets", "unmatched", "production", "fallbackAfter",

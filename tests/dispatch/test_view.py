@@ -190,9 +190,8 @@ async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -
 
 async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_decision() -> None:
     handler = Stuck(lambda message: message.value == b"0")
-    async with dispatch_rig(handler, headOfLine={"after": "1h"}) as rig:
-        pump = rig.pump(capacity=50)
-        pump.head.detector.patience_s = 3_600.0  # a slow machine lets no acknowledgement free it
+    async with dispatch_rig(handler, headOfLine={"after": "1h", "patience": "1h"}) as rig:
+        pump = rig.pump(capacity=50)  # no acknowledgement frees it, however slow the machine
         rig.feed(pump, numbers(200))
         await rig.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
         assert pump.free_head(time.monotonic()) is None

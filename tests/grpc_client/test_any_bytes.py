@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from app.grpc_client import frames
 from app.grpc_client.calls import Call, StreamCall, UnaryCall
-from app.grpc_client.connection import MAX_HEADER_BLOCK_FRAMES, Connection, ConnectionOptions
+from app.grpc_client.connection import MAX_HEADER_BLOCK_FRAMES, Connection, ConnectionOptions, Keepalive
 from app.grpc_client.frames import PREFACE, ErrorCode
 from app.grpc_client.header_decoder import MAX_REMEMBERED, READ_FACTOR
 from app.grpc_client.status import StatusCode
 from tests.examples import as_profile
 from tests.grpc_client.memory import METHOD, ManualLoop, MemoryTransport, Pool
 
-OPTIONS = ConnectionOptions(max_message_bytes=1_000, max_header_bytes=2_000, keepalive_s=1e9)
+OPTIONS = ConnectionOptions(max_message_bytes=1_000, max_header_bytes=2_000, keepalive=Keepalive(1e9))
 SETTINGS = frames.settings({})
 HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, which no table keeps
 ANSWER = b"\0\0\0\0\x02ok"

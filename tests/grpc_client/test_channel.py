@@ -12,7 +12,7 @@ from app.grpc_client import frames
 from app.grpc_client.address import Address, Proxy
 from app.grpc_client.calls import Loss, StreamCall, UnaryCall
 from app.grpc_client.channel import MAX_MOVES, Channel, ChannelOptions
-from app.grpc_client.connection import ConnectionOptions
+from app.grpc_client.connection import ConnectionOptions, Keepalive
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.servers import (
@@ -637,7 +637,7 @@ async def test_an_attempt_after_a_failed_one_and_a_planned_end_has_no_pause() ->
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
 async def test_what_is_sent_is_acknowledged_within_the_keepalive_timeout() -> None:
-    options = ChannelOptions(connection=ConnectionOptions(keepalive_timeout_s=7.0))
+    options = ChannelOptions(connection=ConnectionOptions(keepalive=Keepalive(timeout_s=7.0)))
     async with serving() as server, channel_to(server.port, options) as channel:
         assert outcome(await Caller(channel).call()) == ("OK", "")
         transport = channel._connections[0]._transport
@@ -647,7 +647,7 @@ async def test_what_is_sent_is_acknowledged_within_the_keepalive_timeout() -> No
 
 
 async def test_a_connection_without_calls_is_closed_after_a_time() -> None:
-    options = ChannelOptions(connection=ConnectionOptions(keepalive_s=0.1))
+    options = ChannelOptions(connection=ConnectionOptions(keepalive=Keepalive(0.1)))
     async with serving() as server, channel_to(server.port, options) as channel:
         caller = Caller(channel)
         assert outcome(await caller.call()) == ("OK", "")

@@ -19,6 +19,7 @@ from app.grpc_client.connection import (
     PING_ACK_WAIT_S,
     REFUSAL_PAUSE_S,
     ConnectionOptions,
+    Keepalive,
     grpc_timeout,
 )
 from app.grpc_client.frames import ErrorCode
@@ -29,7 +30,7 @@ from tests.grpc_client.memory import HEAD, METHOD, OK, ManualLoop, Pair, Pool, b
 
 CANCELLED: list[Field] = [*HEAD, (b"grpc-status", b"1")]
 
-OPTIONS = ConnectionOptions(keepalive_s=100.0, keepalive_timeout_s=10.0)
+OPTIONS = ConnectionOptions(keepalive=Keepalive(100.0, 10.0))
 PING_ACK = frames.PING, 0, 8  # as `written` names it
 
 
@@ -242,9 +243,9 @@ def test_a_stream_that_is_not_read_stops_its_server_and_no_other(bench: Bench) -
 def test_a_silent_server_is_asked_for_a_sign_and_left_when_there_is_none(bench: Bench) -> None:
     call = bench.unary()
     bench.pair.settle()
-    bench.loop.advance(OPTIONS.keepalive_s)
+    bench.loop.advance(OPTIONS.keepalive.time_s)
     assert (frames.PING, 0, 8) in written(bench.pair)
-    bench.loop.advance(OPTIONS.keepalive_timeout_s - 1.0)
+    bench.loop.advance(OPTIONS.keepalive.timeout_s - 1.0)
     assert call.code is None
     bench.loop.advance(1.0)
     assert bench.done == [call]
@@ -256,13 +257,36 @@ def test_a_silent_server_is_asked_for_a_sign_and_left_when_there_is_none(bench: 
 def test_a_server_that_answers_pings_is_kept(bench: Bench) -> None:
     bench.unary()
     for _ in range(20):
-        bench.loop.advance(OPTIONS.keepalive_s / 2)
+        bench.loop.advance(OPTIONS.keepalive.time_s / 2)
         bench.pair.settle()
     assert not bench.pair.transport.is_closing()
 
 
+def test_pings_come_in_time_however_long_an_answer_may_take(bench: Bench) -> None:
+    keepalive = OPTIONS.keepalive
+    bench.unary()
+    bench.pair.settle()
+    for _ in range(5):
+        bench.loop.advance(keepalive.time_s)
+        assert (frames.PING, 0, 8) in written(bench.pair)
+        bench.loop.advance(0.9 * keepalive.timeout_s)
+        bench.pair.settle()  # the server answers late
+
+
+def test_a_server_that_finds_pings_too_many_is_asked_half_as_often(bench: Bench) -> None:
+    keepalive = bench.connection._options.keepalive
+    before_s = keepalive.time_s
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.go_away(call.stream_id, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+    bench.pair.settle()
+    assert keepalive.time_s == 2 * before_s
+    assert bench.connection.is_planned
+    keepalive.time_s = before_s
+
+
 def test_a_connection_without_calls_closes_and_asks_for_no_sign(bench: Bench) -> None:
-    bench.loop.advance(OPTIONS.keepalive_s)
+    bench.loop.advance(OPTIONS.keepalive.time_s)
     assert not [kind for kind, *_ in written(bench.pair) if kind == frames.PING]
     assert bench.connection in bench.pool.lost
 
@@ -271,7 +295,7 @@ def test_a_server_that_speaks_is_not_asked(bench: Bench) -> None:
     bench.unary()
     bench.pair.settle()
     for _ in range(20):
-        bench.loop.advance(OPTIONS.keepalive_s / 2)
+        bench.loop.advance(OPTIONS.keepalive.time_s / 2)
         ping(bench, 0)
         bench.loop.advance(PING_ACK_WAIT_S)
         assert written(bench.pair) == [PING_ACK]  # and no PING of its own

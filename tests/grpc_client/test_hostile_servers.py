@@ -10,7 +10,7 @@ from hpack import Encoder
 from app.grpc_client import frames
 from app.grpc_client.calls import Loss
 from app.grpc_client.channel import ChannelOptions
-from app.grpc_client.connection import ConnectionOptions
+from app.grpc_client.connection import ConnectionOptions, Keepalive
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.header_encoder import Field
 from app.grpc_client.status import StatusCode
@@ -407,7 +407,7 @@ async def test_a_silent_connection_is_found_by_a_ping() -> None:
             if kind == frames.DATA and flags & frames.END_STREAM and stream_id == 1:
                 wire.send(head(1), ANSWER, end(1))
 
-    options = ChannelOptions(connection=ConnectionOptions(keepalive_s=0.2, keepalive_timeout_s=0.2))
+    options = ChannelOptions(connection=ConnectionOptions(keepalive=Keepalive(0.2, 0.2)))
     async with serving(script) as server, channel_to(server.port, options) as channel:
         caller = Caller(channel)
         assert outcome(await caller.call()) == ("OK", "")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
-from app.grpc_client.connection import CANCELLED_PAUSE_S, Connection, ConnectionOptions
+from app.grpc_client.connection import CANCELLED_PAUSE_S, Connection, ConnectionOptions, Keepalive
 from app.grpc_client.header_encoder import Field, header_list_size
 from app.grpc_client.status import StatusCode, code_of_reset
 from tests.examples import as_profile
@@ -33,7 +33,7 @@ from tests.grpc_client.memory import (
     body,
 )
 
-OPTIONS = ConnectionOptions(max_message_bytes=40_000, max_streams=20, keepalive_s=1e9)
+OPTIONS = ConnectionOptions(max_message_bytes=40_000, max_streams=20, keepalive=Keepalive(1e9))
 FRAME_BYTES = 16_384
 MAX_FRAMES = 8  # of one message, else examples take too long
 MAX_CALLS = 40

@@ -44,9 +44,11 @@ def print_flow(body: FlowRow, output: str) -> None:
         [_withheld(row) for row in flow["workers"] if row.get("withheld")],
     )
     head = flow["head_of_line"]
+    full, unfinished = head["use_threshold"] * 100, head["unfinished_threshold"] * 100
+    patience_s = head.get("patience_s", 1)  # what workers of an earlier version have
     _section(
-        f"Head of line (thresholds: {head['use_threshold']:.0%} in use, less than "
-        f"{head['unfinished_threshold']:.0%} unfinished, or {head['after_s']:g} s)",
+        f"Head of line (thresholds: {full:g}% in use, less than {unfinished:g}% unfinished,"
+        f" for {patience_s:g} s; or {head['after_s']:g} s)",
         [_candidate(row) for row in head["candidates"]],
     )
     if head["more_candidates"]:

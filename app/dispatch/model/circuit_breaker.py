@@ -15,9 +15,8 @@ How gRPC statuses count (`app.dispatch.model.dead_letter_budget` says whether de
 | any other, while dead letters are allowed         | success: a working receiver answered               |
 | any other, while none is allowed                  | FAILED, if the receiver failed the message         |
 
-It opens after `DOWN_FAILURES` DOWN in a row, or after `STREAK_FAILURES` of any kind in a row. It also opens
-when more than `OVERLOAD_SHARE` of the calls in about the last `WINDOW_S` were OVERLOAD, if there were
-`OVERLOAD_MIN_CALLS`. `eject` opens it for an outlier (`app.dispatch.model.outlier_detection`), as by FAILED.
+`BreakerLimits` says after how many failures it opens. `eject` opens it for an outlier
+(`app.dispatch.model.outlier_detection`), as by FAILED.
 
 REFUSED counts because a receiver that refuses everything (a deployment without the handler, an expired token)
 would flush the topic into the DLQ. It takes a long row, because a single message may be refused with reason
@@ -27,8 +26,8 @@ receiver takes a message, even if dead letters are allowed by then.
 Rules (tests/dispatch/model/test_circuit_breaker.py)
 1. Time is passed in: monotonic seconds that never decrease.
 2. While open, the breaker allows one probe an interval, even if the last one is unanswered: a receiver may
-   recover without ever answering it. The interval grows to `PROBE_MAX_S`, so recovery is noticed within two
-   seconds.
+   recover without ever answering it. The interval doubles up to `longest_probe_s`. By default recovery is
+   noticed within two seconds.
 3. Any successful probe closes the breaker. A call that began before the last change of state does not count.
 
 `closed_at_s` is the base of a slow start.
@@ -36,6 +35,7 @@ Rules (tests/dispatch/model/test_circuit_breaker.py)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from app.kernel.grpc_status import code_name
@@ -43,10 +43,10 @@ from app.kernel.grpc_status import code_name
 DOWN_FAILURES = 3  # one refused connection may be a restart of one instance among many
 STREAK_FAILURES = 10  # more than a message's attempts in memory, so one poison pill does not open it
 OVERLOAD_SHARE = 0.5
-OVERLOAD_MIN_CALLS = 20  # a share of fewer calls is noise
+OVERLOAD_CALLS = 20  # a share of fewer calls is noise
 WINDOW_S = 10.0  # counted in two halves, of which the older is dropped: 5 to 10 s
-PROBE_MIN_S = 0.1
-PROBE_MAX_S = 1.0  # recovery within two seconds, including the answer
+FIRST_PROBE_S = 0.1
+LONGEST_PROBE_S = 1.0  # recovery within two seconds, including the answer
 PROBE_GROWTH = 2.0
 SPENT = "no more dead letters may be written now (spec.dlq)"
 
@@ -75,6 +75,32 @@ FAILURES = {
 NEUTRAL = 1  # CANCELLED
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """When a breaker opens, and how often it probes.
+
+    Attributes:
+        unavailable: DOWN in a row that open it.
+        failures: Failures of any kind in a row that open it.
+        overload_share: The share of OVERLOAD among the calls of the window. A larger one opens it.
+        overload_calls: In a window with fewer calls the share does not count.
+        window_s: Counted in two halves, of which the older is dropped.
+        first_probe_s: The wait for the first probe.
+        longest_probe_s: The longest wait between two probes.
+    """
+
+    unavailable: int = DOWN_FAILURES
+    failures: int = STREAK_FAILURES
+    overload_share: float = OVERLOAD_SHARE
+    overload_calls: int = OVERLOAD_CALLS
+    window_s: float = WINDOW_S
+    first_probe_s: float = FIRST_PROBE_S
+    longest_probe_s: float = LONGEST_PROBE_S
+
+
+DEFAULT_LIMITS = BreakerLimits()
+
+
 class CircuitBreaker:
     """The breaker; see the module.
 
@@ -88,20 +114,33 @@ class CircuitBreaker:
     """
 
     __slots__ = (
-        "_calls", "_down", "_failed", "_interval_s", "_last_interval_s", "_older_calls", "_older_failed",
-        "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "closed", "closed_at_s",
-        "failed", "next_probe_at_s", "reason", "streak",
+        "_calls", "_down", "_failed", "_interval_s", "_last_interval_s", "_limits", "_older_calls",
+        "_older_failed", "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "closed",
+        "closed_at_s", "failed", "next_probe_at_s", "reason", "streak",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, limits: BreakerLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self.closed = True
         self.failed = False
         self.reason = ""
         self.next_probe_at_s = self.closed_at_s = float("-inf")
         self._since_s = float("-inf")  # when it last opened or closed
-        self._interval_s = self._last_interval_s = PROBE_MIN_S
+        self._interval_s = self._last_interval_s = limits.first_probe_s
         self._probes = 0  # allowed and not known to have failed
         self._forget(float("-inf"))
+
+    def change(self, limits: BreakerLimits, now_s: float) -> None:
+        """Applies other limits. An open breaker waits for its next probes as they say; a shorter window
+        forgets what it has counted."""
+        if limits.window_s < self._limits.window_s and self.closed:
+            self._limits = limits
+            self._forget(now_s)
+        self._limits = limits
+        least_s, most_s = limits.first_probe_s, limits.longest_probe_s
+        self._interval_s = min(max(self._interval_s, least_s), most_s)
+        self._last_interval_s = min(max(self._last_interval_s, least_s), most_s)
+        self.next_probe_at_s = min(self.next_probe_at_s, now_s + most_s)
 
     @property
     def state(self) -> BreakerState:
@@ -112,7 +151,7 @@ class CircuitBreaker:
 
     def recent(self, now_s: float) -> tuple[int, int]:
         """The calls and failures of the window; while not closed, of the window in which it opened."""
-        if self.closed and now_s >= self._rotate_at_s + WINDOW_S / 2:
+        if self.closed and now_s >= self._rotate_at_s + self._limits.window_s / 2:
             return 0, 0
         return self._calls + self._older_calls, self._failed + self._older_failed
 
@@ -125,7 +164,7 @@ class CircuitBreaker:
         self._probes += 1
         self._last_interval_s = self._interval_s
         self.next_probe_at_s = now_s + self._interval_s
-        self._interval_s = min(self._interval_s * PROBE_GROWTH, PROBE_MAX_S)
+        self._interval_s = min(self._interval_s * PROBE_GROWTH, self._limits.longest_probe_s)
         return True
 
     def forgo(self, now_s: float) -> None:
@@ -188,19 +227,20 @@ class CircuitBreaker:
         self._calls += count
         self._failed += count
         self.streak += count
-        self._down += failure is FailureKind.DOWN
+        self._down = self._down + 1 if failure is FailureKind.DOWN else 0
         self._overloads += failure is FailureKind.OVERLOAD
-        if self._down >= DOWN_FAILURES:
+        limits = self._limits
+        if self._down >= limits.unavailable:
             self.open(now_s, f"{self._down} calls in a row found no receiver")
-        elif self.streak >= STREAK_FAILURES and failure is FailureKind.FAILED:
+        elif self.streak >= limits.failures and failure is FailureKind.FAILED:
             self.failed = True
             self.open(now_s, f"{self.streak} calls in a row failed, the last with {why}; {SPENT}")
-        elif self.streak >= STREAK_FAILURES:
+        elif self.streak >= limits.failures:
             self.open(now_s, f"{self.streak} calls in a row failed, the last as {failure.value}")
         else:
             calls = self._calls + self._older_calls
             overloads = self._overloads + self._older_overloads
-            if calls >= OVERLOAD_MIN_CALLS and overloads > calls * OVERLOAD_SHARE:
+            if calls >= limits.overload_calls and overloads > calls * limits.overload_share:
                 self.open(now_s, f"{overloads} of the last {calls} calls failed by overload")
 
     def eject(self, now_s: float, reason: str) -> None:
@@ -213,21 +253,20 @@ class CircuitBreaker:
         self.reason = reason
         self._since_s = now_s
         self._probes = 0
-        self._last_interval_s = PROBE_MIN_S
-        self._interval_s = PROBE_MIN_S
-        self.next_probe_at_s = now_s + PROBE_MIN_S
+        self._interval_s = self._last_interval_s = self._limits.first_probe_s
+        self.next_probe_at_s = now_s + self._interval_s
 
     def _forget(self, now_s: float) -> None:
         self._down = self.streak = 0
         self._calls = self._overloads = self._older_calls = self._older_overloads = 0
         self._failed = self._older_failed = 0
-        self._rotate_at_s = now_s + WINDOW_S / 2
+        self._rotate_at_s = now_s + self._limits.window_s / 2
 
     def _rotate(self, now_s: float) -> None:
         """Begins a new half of the window. After a pause of more than a half, both are dropped."""
-        fresh = now_s < self._rotate_at_s + WINDOW_S / 2
+        fresh = now_s < self._rotate_at_s + self._limits.window_s / 2
         self._older_calls = self._calls if fresh else 0
         self._older_overloads = self._overloads if fresh else 0
         self._older_failed = self._failed if fresh else 0
         self._calls = self._overloads = self._failed = 0
-        self._rotate_at_s = now_s + WINDOW_S / 2
+        self._rotate_at_s = now_s + self._limits.window_s / 2

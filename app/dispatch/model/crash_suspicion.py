@@ -49,7 +49,11 @@ _UNREACHED = (
 )  # fmt: skip
 _DIED = ("socket closed", "stream removed", "connection reset", "broken pipe", "keepalive", "goaway")
 # C-core quotes a peer's GOAWAY, where error 0 is NO_ERROR; its own server writes the others into a status.
-_PLANNED = ("goaway received; error code: 0;", "max connection age", "max connection idle")
+# Pings are this worker's, and no message is to blame for them.
+_PLANNED = (
+    "goaway received; error code: 0;", "max connection age", "max connection idle", "too_many_pings",
+    "too many pings",
+)  # fmt: skip
 
 
 class Loss(Enum):

@@ -7,10 +7,11 @@ Two rules say that a head blocks; both need evidence that it is the head's fault
 
 | rule  | says                                                                                         |
 |-------|----------------------------------------------------------------------------------------------|
-| FULL  | more than 90 % of the tracker is in use, less than 2 % of that is unfinished, and the head   |
-|       | has been out for `patience_s`. The thresholds are those of "Introducing uForwarder" (Uber)   |
-|       | and its HeadBlockingDetector (`critical` 0.9, `minAckPercent` 0.98), which has no patience:  |
-|       | at full speed a window passes in 100 ms, and it would stash every message that is just slow  |
+| FULL  | more than `full_share` of the tracker is in use, less than `unfinished_share` of that is     |
+|       | unfinished, and the head has been out for `patience_s`. The default shares are those of      |
+|       | "Introducing uForwarder" (Uber) and its HeadBlockingDetector (`critical` 0.9,                |
+|       | `minAckPercent` 0.98). That one has no patience: at full speed a window passes in 100 ms,    |
+|       | and it would stash every message that is just slow                                           |
 | AGE   | the head has been out longer than `after_s`: for a quiet topic, whose tracker never fills    |
 
 These cases are *not* head-of-line blocking, and change nothing (`why_not` names the case with its numbers):
@@ -49,8 +50,8 @@ from enum import StrEnum
 
 from app.kernel.token_bucket import TokenBucket
 
-UTILISATION_THRESHOLD = 0.90  # uForwarder's UTILIZATION_THRESHOLD
-UNFINISHED_THRESHOLD = 0.02  # uForwarder's UNCOMMITTED_PERCENTAGE_THRESHOLD
+FULL_SHARE = 0.90  # uForwarder's UTILIZATION_THRESHOLD
+UNFINISHED_SHARE = 0.02  # uForwarder's UNCOMMITTED_PERCENTAGE_THRESHOLD
 CREDIT_MAX = 10
 BLOCKED_AFTER_S = 1.0
 STASHES_PER_MINUTE = 60.0
@@ -78,6 +79,23 @@ class WhyNot(StrEnum):
         "the head at {head} blocks, but this worker's {per_minute:g} verdicts a minute are spent;"
         " the next is allowed in {wait_s:.1f} s"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """From when on a head blocks.
+
+    Attributes:
+        after_s: The age of the AGE rule.
+        patience_s: The age of the FULL rule; choose a small multiple of the receiver's usual latency.
+        full_share: The tracker is full when a larger share of it is in use.
+        unfinished_share: The FULL rule needs a smaller share of that to be unfinished, or one message.
+    """
+
+    after_s: float
+    patience_s: float = BLOCKED_AFTER_S
+    full_share: float = FULL_SHARE
+    unfinished_share: float = UNFINISHED_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +130,16 @@ def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> Toke
 class HeadOfLineDetector:
     """One for each job.
 
-    Args:
-        after_s: The age of the AGE rule.
-        tokens: From `shared_tokens`, one bucket for each workload.
-        patience_s: The age of the FULL rule; choose a small multiple of the receiver's usual latency.
-
     Attributes:
+        limits: The definition's.
+        tokens: From `shared_tokens`, one bucket for each workload.
         delivered: The job's acknowledged messages at the last look.
     """
 
-    __slots__ = (
-        "_back_s", "_credit", "_numbers", "_progress_s", "_why", "after_s", "delivered", "patience_s",
-        "tokens",
-    )  # fmt: skip
+    __slots__ = ("_back_s", "_credit", "_numbers", "_progress_s", "_why", "delivered", "limits", "tokens")
 
-    def __init__(
-        self, after_s: float, tokens: TokenBucket | None = None, *, patience_s: float = BLOCKED_AFTER_S
-    ) -> None:
-        self.after_s = after_s
-        self.patience_s = patience_s
+    def __init__(self, limits: HeadLimits, tokens: TokenBucket | None = None) -> None:
+        self.limits = limits
         self.tokens = shared_tokens() if tokens is None else tokens
         self._back_s = float("-inf")  # when the receiver was last away
         self._progress_s = float("-inf")  # when `delivered` last grew
@@ -188,18 +197,18 @@ class HeadOfLineDetector:
             return self._no(WhyNot.UNSENT, head=base)
         age_s = self.age_s(now_s, head_sent_s)
         in_use = unfinished + finished_above
-        use, share = in_use / capacity, unfinished / in_use
-        full = use > UTILISATION_THRESHOLD
+        use, share = min(1.0, in_use / capacity), unfinished / in_use  # the capacity may have become smaller
+        limits, has_room = self.limits, use <= FULL_SHARE
         # A single unfinished message counts as few in a small tracker too.
-        few = share < UNFINISHED_THRESHOLD or (unfinished == 1 and finished_above > 0)
-        if age_s > self.after_s:
+        few = share < limits.unfinished_share or (unfinished == 1 and finished_above > 0)
+        if age_s > limits.after_s:
             rule = BlockingRule.AGE
-        elif full and few and age_s >= self.patience_s:
+        elif use > limits.full_share and few and age_s >= limits.patience_s:
             rule = BlockingRule.FULL
         else:
             return self._no(WhyNot.YOUNG, head=base, age_s=age_s, use=use, open=share)
         since_s = now_s - self._progress_s
-        if finished_above <= 0 or not self._credit or (not full and since_s > self.after_s / 2):
+        if finished_above <= 0 or not self._credit or (has_room and since_s > limits.after_s / 2):
             return self._no(
                 WhyNot.BROKEN, head=base, age_s=age_s, newer=finished_above, since_s=min(since_s, age_s)
             )
@@ -216,12 +225,13 @@ class HeadOfLineDetector:
     def _reason(
         self, rule: BlockingRule, age_s: float, use: float, share: float, finished_above: int, unfinished: int
     ) -> str:
+        limits = self.limits
         newer = f"{finished_above} newer finished, {unfinished - 1} did not"
         if rule is BlockingRule.AGE:
-            return f"head of line: not finished after {age_s:.1f} s (limit {self.after_s:g} s); {newer}"
+            return f"head of line: not finished after {age_s:.1f} s (limit {limits.after_s:g} s); {newer}"
         return (
-            f"head of line: {use:.1%} of the tracker in use (limit {UTILISATION_THRESHOLD:.0%}),"
-            f" {share:.2%} of it unfinished (limit {UNFINISHED_THRESHOLD:.0%}),"
+            f"head of line: {use:.1%} of the tracker in use (limit {limits.full_share * 100:g}%),"
+            f" {share:.2%} of it unfinished (limit {limits.unfinished_share * 100:g}%),"
             f" the head for {age_s:.1f} s; {newer}"
         )
 

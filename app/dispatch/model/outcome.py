@@ -41,7 +41,9 @@ from enum import Enum, StrEnum
 from app.kernel.backoff import Backoff
 from app.kernel.grpc_status import code_name
 
+ATTEMPTS_IN_MEMORY = 3
 DEFAULT_BACKOFF = Backoff()
+HOLD_BACKOFF = DEFAULT_BACKOFF  # no definition changes this: no receiver took the message
 
 
 class _Class(Enum):
@@ -111,7 +113,7 @@ class RetryPolicy:
 
     Attributes:
         in_memory_attempts: Deliveries before a message leaves memory, including the first.
-        backoff: Waits between them, and before a held message is tried while the breaker is closed.
+        backoff: Waits between them.
         tiers: Retry topics, in order.
         dlq_enabled: Whether there is a dead letter queue.
 
@@ -119,7 +121,7 @@ class RetryPolicy:
         ValueError: `in_memory_attempts` is below 1.
     """
 
-    in_memory_attempts: int = 3
+    in_memory_attempts: int = ATTEMPTS_IN_MEMORY
     backoff: Backoff = DEFAULT_BACKOFF
     tiers: tuple[RetryTopic, ...] = ()
     dlq_enabled: bool = True
@@ -185,9 +187,9 @@ def decide(
         return stash(why, attempts_in_memory=attempts_in_memory, policy=policy, random01=random01)
     if override is None:
         if kind is _Class.AWAY or (breaker_open and kind in (_Class.OVERLOAD, _Class.REFUSED)):
-            return DeliveryDecision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
+            return DeliveryDecision(Action.HOLD, None, HOLD_BACKOFF.delay_s(1, random01), f"{why}; held")
         if kind is _Class.FAILED and fails_all:
-            return DeliveryDecision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
+            return DeliveryDecision(Action.HOLD, None, HOLD_BACKOFF.delay_s(1, random01), f"{why}; held")
         if kind in (_Class.FAILED, _Class.REFUSED) and attempts_left:
             return retry
     if not policy.tiers and attempts_left:

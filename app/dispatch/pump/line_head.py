@@ -55,7 +55,7 @@ class LineHead:
     def __init__(self, pump: DeliveryPump) -> None:
         self._pump = pump
         self.is_check_due = False
-        self.detector = HeadOfLineDetector(pump.runtime.settings.head_after_s, pump.runtime.head_tokens)
+        self.detector = HeadOfLineDetector(pump.runtime.settings.head_limits, pump.runtime.head_tokens)
         self.unreported: deque[StashVerdict] = deque(maxlen=MAX_UNREPORTED)
 
     def check_soon(self) -> None:
@@ -85,7 +85,7 @@ class LineHead:
         decision = runtime.settings.head_decision(pump.tier)
         if decision is None or pump.closed or pump.paused:
             return None
-        head.after_s, head.tokens = runtime.settings.head_after_s, runtime.head_tokens
+        head.limits, head.tokens = runtime.settings.head_limits, runtime.head_tokens
         found = head.evaluate(
             now_s,
             base=tracker.base,

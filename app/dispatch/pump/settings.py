@@ -20,7 +20,7 @@ class DispatchSettings:
         header_filter: Chooses the record headers that the receiver gets; None: all.
         header_map: Gives unary calls metadata of record headers; None: none is asked for.
         is_uforwarder: Unary calls have what uForwarder's have.
-        head_after_s: How long a message may block its partition.
+        head_limits: From when on a message blocks its partition.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -41,8 +41,10 @@ class DispatchSettings:
         self.dlq_topic = workload.dlq_topic()
         self.delayed_topic = workload.delayed_topic()
         head = spec.head_of_line or HeadOfLine()
-        self.head_after_s, self._head_stash = workload.head_of_line_after_s(), head.stash
+        self.head_limits, self._head_stash = workload.head_limits(), head.stash
         self.policy = RetryPolicy(
+            in_memory_attempts=spec.redelivery.max_attempts,
+            backoff=spec.redelivery.backoff(),
             tiers=tuple(RetryTopic(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
             dlq_enabled=spec.dlq.enabled,
         )

@@ -105,7 +105,7 @@ class Endpoint:
         on_unread: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.name = place.name
-        self.breaker = CircuitBreaker()
+        self.breaker = CircuitBreaker(workload.spec.breaker.limits())
         self.in_flight = 0
         self.is_leaving = self.is_local = False
         self.since_s = clock()
@@ -121,12 +121,14 @@ class Endpoint:
         self._on_room = on_room
         self._on_unread = on_unread
         self._stream: StreamTarget | None = None
+        self._probe_connects = False  # the last probe went into connecting the stream
         self._never_unary = workload.spec.target.contract == "stream"
         if workload.spec.target.contract != "unary":
-            self._stream = clients.stream(workload, place, on_room, self._on_stream_end)
+            self._stream = clients.stream(workload, place, self._on_stream_room, self._on_stream_end)
         self.change(workload)
 
     def change(self, workload: Workload) -> None:
+        self.breaker.change(workload.spec.breaker.limits(), self._clock())
         if isinstance(workload.spec.flow.max_inflight, int):
             self.adaptive = None
         elif self.adaptive is None:
@@ -215,6 +217,7 @@ class Endpoint:
             room = min(room, stream.room)
             if room <= 0:
                 stream.connect()  # no effect if it is connected and only has no credit
+                self._probe_connects = not breaker.closed
                 return 0
         return room if breaker.closed else 1
 
@@ -326,6 +329,13 @@ class Endpoint:
         """Whether this is about the message, or about one of several streams, and not about the endpoint."""
         is_one = result.loss is not None and self._stream is not None and self._stream.is_up
         return is_one or result.local_error is not None or result.too_large or result.is_planned_end
+
+    def _on_stream_room(self) -> None:
+        """The stream is up, or has room again. The probe that connected it is due as a message now."""
+        if self._probe_connects:
+            self._probe_connects = False
+            self.breaker.forgo(self._clock())
+        self._on_room()
 
     def _on_stream_end(self, result: CallResult, is_whole: bool) -> None:
         """A stream ended, or could not be opened; `is_whole`: so have all, since one was up."""

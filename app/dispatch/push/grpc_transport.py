@@ -32,6 +32,7 @@ from app.dispatch.push.health import (
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
 from app.dispatch.push.size_refusal import METADATA_WORDS
 from app.dispatch.push.transport import UNREAD_BYTES
+from app.grpc_client.connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from app.grpc_client.credentials import Pem
 from app.grpc_client.header_encoder import Field
 from app.grpc_client.metadata import read_metadata
@@ -46,10 +47,6 @@ CONNECTION_OPTIONS: list[tuple[str, object]] = [
     ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_send_message_length", -1),
-    # Unacknowledged data shows within keepalive_timeout that a peer is gone. Idle connections ping seldom
-    # enough for servers that forbid more than one ping in five minutes.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -84,26 +81,50 @@ class GrpcTls(NamedTuple):
     server_name: str = ""
 
 
-def _channel(library: ModuleType, address: str, options: Options, tls: GrpcTls | None) -> Any:
-    """A channel of `grpc` or `grpc.aio`."""
-    if tls is None:
-        return library.insecure_channel(address, options=options)
-    if tls.server_name:
-        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
-    credentials = grpc.ssl_channel_credentials(tls.pem.ca, tls.pem.key, tls.pem.cert)
-    return library.secure_channel(address, credentials, options=options)
+class GrpcServer(NamedTuple):
+    """An address that grpcio reads, and how to connect to it.
+
+    Attributes:
+        tls: None: without TLS.
+        metadata: Of all calls; None: there is none.
+        keepalive_s, keepalive_timeout_s: As `app.grpc_client.connection.Keepalive` has them.
+    """
+
+    address: str
+    tls: GrpcTls | None = None
+    metadata: FixedMetadata | None = None
+    keepalive_s: float = KEEPALIVE_S
+    keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+
+    def channel(self, library: ModuleType, options: Options) -> Any:
+        """A channel of `grpc` or `grpc.aio`."""
+        time_ms, timeout_ms = round(self.keepalive_s * 1000), round(self.keepalive_timeout_s * 1000)
+        options = [
+            *options,
+            ("grpc.keepalive_time_ms", time_ms),
+            ("grpc.keepalive_timeout_ms", timeout_ms),  # for what was sent; the next is for pings
+            ("grpc.http2.ping_timeout_ms", timeout_ms),
+            ("grpc.http2.max_pings_without_data", 0),  # no limit: a stream may be idle
+        ]
+        if self.tls is None:
+            return library.insecure_channel(self.address, options=options)
+        if self.tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        pem = self.tls.pem
+        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+        return library.secure_channel(self.address, credentials, options=options)
+
+    def fields(self) -> Sequence[Field]:
+        """The metadata of the next call. Raises KeyError: a token is not there."""
+        return () if self.metadata is None else self.metadata.fields
 
 
 class GrpcUnaryTarget:
     """A receiver's unary method, over a pool of channels."""
 
-    def __init__(
-        self, address: str, method: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None,
-        *, channels: int = CHANNELS,
-    ) -> None:  # fmt: skip
-        self.address = address
-        self._extra = extra
-        self._channels = [_channel(aio, address, UNARY_OPTIONS, tls) for _ in range(channels)]
+    def __init__(self, server: GrpcServer, method: str) -> None:
+        self._server = server
+        self._channels = [server.channel(aio, UNARY_OPTIONS) for _ in range(CHANNELS)]
         # No serializers: bytes are sent as they are, and the answer is ignored.
         self._calls: list[Any] = [channel.unary_unary(method, None, None) for channel in self._channels]
         self._next = 0
@@ -114,7 +135,7 @@ class GrpcUnaryTarget:
     ) -> asyncio.Task[CallResult]:
         """See `UnaryTarget.call`. The task is the call's handle."""
         self._next = (self._next + 1) % len(self._calls)
-        fields = [*metadata.shared.fields, *_fields(self._extra), *metadata.own]
+        fields = [*metadata.shared.fields, *self._server.fields(), *metadata.own]
         if value is None:
             fields.append(VALUE_NULL)
         task = asyncio.get_running_loop().create_task(
@@ -138,16 +159,14 @@ class GrpcUnaryTarget:
 class GrpcStreamChannel:
     """A receiver's method for streams."""
 
-    def __init__(
-        self, address: str, method: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None
-    ) -> None:
-        self._extra = extra
-        self._channel = _channel(grpc, address, STREAM_OPTIONS, tls)
+    def __init__(self, server: GrpcServer, method: str) -> None:
+        self._server = server
+        self._channel = server.channel(grpc, STREAM_OPTIONS)
         self._method: Any = self._channel.stream_stream(method, None, None)
 
     def open(self) -> GrpcStreamCall:
         """See `StreamChannel.open`."""
-        return GrpcStreamCall(self._method, read_metadata(_fields(self._extra)))
+        return GrpcStreamCall(self._method, read_metadata(self._server.fields()))
 
     async def close(self) -> None:
         """Closes the channel; streams under way end as CANCELLED."""
@@ -248,14 +267,14 @@ class GrpcStreamCall:
 class GrpcHealthClient:
     """Checks a server over a channel of its own."""
 
-    def __init__(self, address: str, tls: GrpcTls | None = None, extra: FixedMetadata | None = None) -> None:
-        self._extra = extra
-        self._channel = _channel(aio, address, HEALTH_OPTIONS, tls)
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+        self._channel = server.channel(aio, HEALTH_OPTIONS)
         self._call: Any = self._channel.unary_unary(METHOD, None, None)
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """See `HealthClient.check`."""
-        metadata = read_metadata(_fields(self._extra))
+        metadata = read_metadata(self._server.fields())
         try:
             request = health_request(service)
             return read_health(OK, await self._call(request, metadata=metadata, timeout=timeout_s))
@@ -264,10 +283,6 @@ class GrpcHealthClient:
 
     async def close(self) -> None:
         await self._channel.close(None)
-
-
-def _fields(extra: FixedMetadata | None) -> Sequence[Field]:
-    return () if extra is None else extra.fields
 
 
 async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> CallResult:

@@ -7,7 +7,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -30,7 +30,7 @@ from app.grpc_client import calls
 from app.grpc_client.address import Address, Proxy
 from app.grpc_client.calls import Loss
 from app.grpc_client.channel import Channel, ChannelOptions
-from app.grpc_client.connection import ConnectionOptions
+from app.grpc_client.connection import ConnectionOptions, Keepalive
 from app.grpc_client.header_encoder import Field, Fields
 from app.grpc_client.metadata import read_metadata
 from app.grpc_client.pool import Pool
@@ -65,6 +65,7 @@ class Server:
         tls: Gives the context of each connection; None: without TLS.
         server_name: The name in its certificate; "": the address's host.
         metadata: Of all calls; None: there is none.
+        keepalive: Of all connections there.
     """
 
     address: Address
@@ -75,9 +76,13 @@ class Server:
     tls: Callable[[], ssl.SSLContext] | None = None
     server_name: str = ""
     metadata: FixedMetadata | None = None
+    keepalive: Keepalive = field(default_factory=Keepalive)
 
     def channel(self, max_message_bytes: int) -> Channel:
-        limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
+        limits = ConnectionOptions(
+            max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES,
+            keepalive=self.keepalive,
+        )  # fmt: skip
         options = ChannelOptions(
             tls=self.tls, server_name=self.server_name, authority=self.authority, proxy=self.proxy,
             connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits,

@@ -11,7 +11,13 @@ from app.dispatch.definition import Workload
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.endpoint import Place
 from app.dispatch.push.fixed_metadata import FixedMetadata
-from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcTls, GrpcUnaryTarget
+from app.dispatch.push.grpc_transport import (
+    GrpcHealthClient,
+    GrpcServer,
+    GrpcStreamChannel,
+    GrpcTls,
+    GrpcUnaryTarget,
+)
 from app.dispatch.push.health import HealthClient
 from app.dispatch.push.http2_transport import (
     Http2HealthClient,
@@ -24,6 +30,7 @@ from app.dispatch.push.receiver import Follow
 from app.dispatch.push.stream.client import METHOD, Sender, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.address import Address, Proxy, ascii_host
+from app.grpc_client.connection import Keepalive
 from app.grpc_client.credentials import Credentials
 from app.grpc_client.resolver import Resolver
 from app.grpc_client.target import Target
@@ -54,8 +61,7 @@ class TargetClients:
     def unary(self, workload: Workload, place: Place) -> UnaryTarget:
         server = self._server(workload, place)
         if server is None:
-            tls, extra = self._grpc_tls(workload, place), self._metadata(workload)
-            return GrpcUnaryTarget(place.name, workload.method(), tls, extra)
+            return GrpcUnaryTarget(self._grpc_server(workload, place), workload.method())
         return Http2UnaryTarget(server, workload.method())
 
     def stream(
@@ -69,8 +75,7 @@ class TargetClients:
 
         def open_channel() -> StreamChannel:
             if server is None:
-                tls, extra = self._grpc_tls(workload, place), self._metadata(workload)
-                return GrpcStreamChannel(place.name, METHOD, tls, extra)
+                return GrpcStreamChannel(self._grpc_server(workload, place), METHOD)
             return Http2StreamChannel(server, METHOD)
 
         return StreamTarget(
@@ -86,8 +91,16 @@ class TargetClients:
     def health(self, workload: Workload, place: Place) -> HealthClient:
         server = self._server(workload, place)
         if server is None:
-            return GrpcHealthClient(place.name, self._grpc_tls(workload, place), self._metadata(workload))
+            return GrpcHealthClient(self._grpc_server(workload, place))
         return Http2HealthClient(server)
+
+    def _grpc_server(self, workload: Workload, place: Place) -> GrpcServer:
+        """The place for grpcio."""
+        keepalive = workload.spec.target.keepalive
+        return GrpcServer(
+            place.name, self._grpc_tls(workload, place), self._metadata(workload), keepalive.time,
+            keepalive.timeout,
+        )  # fmt: skip
 
     def _grpc_tls(self, workload: Workload, place: Place) -> GrpcTls | None:
         tls = workload.spec.target.tls
@@ -108,8 +121,10 @@ class TargetClients:
         if target is None:
             return None
         spec = workload.spec.target
-        server = Server(Address.parse(place.name), target.authority, _proxy(target))
-        server = replace(server, metadata=self._metadata(workload))
+        server = Server(
+            Address.parse(place.name), target.authority, _proxy(target), metadata=self._metadata(workload),
+            keepalive=Keepalive(spec.keepalive.time, spec.keepalive.timeout),
+        )  # fmt: skip
         if spec.tls is not None:
             context = partial(self._credentials.context, spec.tls.credentials_name)
             # A zone's endpoint may be found by either name first; certificates need only that of all.

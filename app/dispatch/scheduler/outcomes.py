@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from app.dispatch.model.circuit_breaker import FAILURES
 from app.dispatch.model.crash_suspicion import FINISHED_SHARE, CrashSuspicion, Loss
 from app.dispatch.model.dead_letter_budget import TRIAL_MIN_S
-from app.dispatch.model.outcome import Action, DeliveryDecision, KafkaAction, decide, stash
+from app.dispatch.model.outcome import HOLD_BACKOFF, Action, DeliveryDecision, KafkaAction, decide, stash
 from app.kernel.clock import now_ms
 from app.kernel.grpc_status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, code_name
 
@@ -164,7 +164,7 @@ class OutcomeHandler:
             loss, now_s, taken=receiver.taken, heard=receiver.heard, stuck=stuck, together=together
         )
         age_s, tokens = now_s - delivery.first_sent_s, self._limits.head_tokens
-        has_failed = suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=settings.head_after_s)
+        has_failed = suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=settings.head_limits.after_s)
         if has_failed and receiver.credit:
             failed = self._decide(delivery, INTERNAL, None, False, policy.in_memory_attempts)
             if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
@@ -172,7 +172,7 @@ class OutcomeHandler:
                     tokens.take(now_s)
                     receiver.credit -= 1
                 return replace(failed, reason=suspicion.reason)
-        return replace(held, delay_s=policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
+        return replace(held, delay_s=HOLD_BACKOFF.delay_s(suspicion.blamed, random.random()))  # noqa: S311
 
     def _is_withheld(
         self, delivery: Delivery, decision: DeliveryDecision, code: int, is_limited: bool

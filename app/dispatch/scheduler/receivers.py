@@ -175,9 +175,10 @@ class Receivers:
 def _connection_key(workload: Workload) -> tuple[object, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
-    connections = target.transport, target.tls, target.connections, target.max_connection_age
+    connections = target.connections, target.max_connection_age, target.keepalive
     fixed = {name: one for name, one in workload.metadata_sources().items() if not one.header}
-    return target.address, target.zones, connections, target.contract, workload.method(), fixed
+    how = target.transport, target.tls, target.contract, workload.method(), fixed
+    return target.address, target.zones, connections, how
 
 
 def _fallbacks(workload: Workload) -> Fallbacks:

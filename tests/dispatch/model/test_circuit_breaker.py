@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.model.circuit_breaker import (
     DOWN_FAILURES,
-    OVERLOAD_MIN_CALLS,
-    PROBE_MAX_S,
-    PROBE_MIN_S,
+    FIRST_PROBE_S,
+    LONGEST_PROBE_S,
+    OVERLOAD_CALLS,
     STREAK_FAILURES,
     WINDOW_S,
+    BreakerLimits,
     BreakerState,
     CircuitBreaker,
 )
@@ -25,6 +28,18 @@ def fail(breaker: CircuitBreaker, code: int, times: int, now_s: float = 1.0) -> 
     """`times` calls fail at the same moment."""
     for _ in range(times):
         breaker.on_result(code, now_s, now_s - 0.01)
+
+
+limits = st.builds(
+    BreakerLimits,
+    unavailable=st.integers(1, 50),
+    failures=st.integers(1, 50),
+    overload_share=st.floats(0, 1),
+    overload_calls=st.integers(1, 100),
+    window_s=st.floats(1, 3_600),
+    first_probe_s=st.floats(0.01, 10),
+    longest_probe_s=st.floats(10, 600),
+)
 
 
 def opened(now_s: float = 1.0) -> CircuitBreaker:
@@ -86,7 +101,7 @@ def test_answers_about_the_message_never_open_it(code: int) -> None:
 
 def test_more_than_half_of_the_calls_failing_by_overload_opens_it() -> None:
     breaker = CircuitBreaker()
-    for call in range(OVERLOAD_MIN_CALLS):
+    for call in range(OVERLOAD_CALLS):
         assert breaker.closed
         breaker.on_result(DEADLINE_EXCEEDED if call % 5 < 3 else OK, 1.0 + call / 100, 1.0)
     breaker.on_result(DEADLINE_EXCEEDED, 2.0, 1.0)
@@ -103,10 +118,10 @@ def test_half_of_the_calls_failing_by_overload_does_not_open_it() -> None:
 
 def test_overload_of_long_ago_is_forgotten() -> None:
     breaker = CircuitBreaker()
-    for call in range(OVERLOAD_MIN_CALLS - 2):
+    for call in range(OVERLOAD_CALLS - 2):
         breaker.on_result(OK if call % 3 == 0 else DEADLINE_EXCEEDED, 1.0, 1.0)
     late_s = 1.0 + 2 * WINDOW_S
-    for call in range(OVERLOAD_MIN_CALLS - 2):
+    for call in range(OVERLOAD_CALLS - 2):
         breaker.on_result(OK if call % 3 == 0 else DEADLINE_EXCEEDED, late_s, late_s)
     assert breaker.closed
 
@@ -120,9 +135,9 @@ def test_probes_start_soon_and_become_rarer_up_to_a_bound() -> None:
             probes.append(now_s)
             breaker.on_result(UNAVAILABLE, now_s, now_s)
     waits = [round(two - one, 2) for one, two in zip([0.0, *probes], probes, strict=False)]
-    assert waits[0] == PROBE_MIN_S
+    assert waits[0] == FIRST_PROBE_S
     assert waits == sorted(waits)
-    assert max(waits) == PROBE_MAX_S
+    assert max(waits) == LONGEST_PROBE_S
 
 
 @given(
@@ -271,7 +286,7 @@ def test_closing_resets_its_counts() -> None:
     fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1, now_s=2.0)
     assert breaker.closed
     fail(breaker, UNAVAILABLE, 1, now_s=2.0)
-    assert breaker.next_probe_at_s == 2.0 + PROBE_MIN_S
+    assert breaker.next_probe_at_s == 2.0 + FIRST_PROBE_S
 
 
 @given(
@@ -290,4 +305,100 @@ def test_while_open_no_more_than_a_probe_an_interval_gets_through(
             due = now_s >= breaker.next_probe_at_s
             assert breaker.allow(now_s) == due
             assert not breaker.allow(now_s)
-            assert not due or PROBE_MIN_S * 0.99 <= breaker.next_probe_at_s - now_s <= PROBE_MAX_S + 1e-9
+            assert (
+                not due or FIRST_PROBE_S * 0.99 <= breaker.next_probe_at_s - now_s <= LONGEST_PROBE_S + 1e-9
+            )
+
+
+@given(limits, st.sampled_from([UNAVAILABLE, UNIMPLEMENTED]))
+def test_it_opens_after_exactly_as_many_failures_as_its_limits_say(wanted: BreakerLimits, code: int) -> None:
+    breaker = CircuitBreaker(wanted)
+    enough = wanted.failures  # of any kind, so also of the calls that find no receiver
+    if code == UNAVAILABLE:
+        enough = min(enough, wanted.unavailable)
+    fail(breaker, code, enough - 1)
+    assert breaker.closed
+    fail(breaker, code, 1)
+    assert not breaker.closed
+
+
+@given(limits, st.lists(st.booleans(), max_size=200))
+def test_overload_opens_it_by_the_share_of_its_limits(wanted: BreakerLimits, overloads: list[bool]) -> None:
+    wanted = replace(wanted, failures=1_000)
+    breaker = CircuitBreaker(wanted)
+    for number, is_overload in enumerate(overloads):
+        if not breaker.closed:
+            break
+        breaker.on_result(RESOURCE_EXHAUSTED if is_overload else OK, 1.0, 1.0)
+        calls, overloaded = number + 1, sum(overloads[: number + 1])
+        is_due = is_overload and calls >= wanted.overload_calls
+        assert breaker.closed == (not is_due or overloaded <= calls * wanted.overload_share)
+
+
+@given(limits)
+def test_its_probes_wait_as_its_limits_say(wanted: BreakerLimits) -> None:
+    breaker, now_s, waits = CircuitBreaker(wanted), 1.0, []
+    breaker.open(now_s, "")
+    for _ in range(30):
+        waits.append(round(breaker.next_probe_at_s - now_s, 6))
+        now_s = breaker.next_probe_at_s
+        assert breaker.allow(now_s)
+        breaker.on_result(UNAVAILABLE, now_s, now_s)
+    assert waits == sorted(waits)
+    assert waits[0] == pytest.approx(wanted.first_probe_s, abs=1e-5)
+    assert waits[-1] == pytest.approx(wanted.longest_probe_s, abs=1e-5)
+
+
+@given(limits, limits, st.integers(0, 20), st.floats(0, 1_000))
+def test_an_open_breaker_heeds_changed_limits_at_once(
+    former: BreakerLimits, wanted: BreakerLimits, probes: int, later_s: float
+) -> None:
+    breaker, now_s = CircuitBreaker(former), 1.0
+    breaker.open(now_s, "")
+    for _ in range(probes):
+        now_s = breaker.next_probe_at_s
+        assert breaker.allow(now_s)
+        breaker.on_result(UNAVAILABLE, now_s, now_s)
+    now_s += later_s
+    breaker.change(wanted, now_s)
+    assert breaker.next_probe_at_s <= now_s + wanted.longest_probe_s
+    now_s = max(now_s, breaker.next_probe_at_s)
+    assert breaker.allow(now_s)
+    assert breaker.next_probe_at_s <= now_s + wanted.longest_probe_s
+    breaker.on_result(OK, now_s + 0.1, now_s)
+    assert breaker.closed
+    fail(breaker, UNIMPLEMENTED, wanted.failures, now_s + 1.0)
+    assert not breaker.closed
+
+
+@given(limits)
+def test_only_calls_in_a_row_that_find_no_receiver_count_as_such(wanted: BreakerLimits) -> None:
+    breaker = CircuitBreaker(replace(wanted, unavailable=2, failures=1_000, overload_share=1.0))
+    for _ in range(100):
+        fail(breaker, UNAVAILABLE, 1)
+        fail(breaker, DEADLINE_EXCEEDED, 1)
+    assert breaker.closed
+    fail(breaker, UNAVAILABLE, 2)
+    assert breaker.reason == "2 calls in a row found no receiver"
+
+
+def test_a_shorter_window_forgets_what_is_older() -> None:
+    breaker = CircuitBreaker(BreakerLimits(failures=1_000, window_s=3_600.0))
+    for call in range(200):
+        breaker.on_result(RESOURCE_EXHAUSTED if call % 2 else OK, 1.0, 1.0)
+    breaker.change(BreakerLimits(failures=1_000, window_s=10.0), 1_000.0)
+    for _ in range(OVERLOAD_CALLS - 1):
+        breaker.on_result(RESOURCE_EXHAUSTED, 1_001.0, 1_001.0)
+    assert breaker.closed
+    breaker.on_result(RESOURCE_EXHAUSTED, 1_001.0, 1_001.0)
+    assert not breaker.closed
+
+
+def test_a_probe_that_tells_nothing_leaves_no_longer_wait_than_changed_limits_have() -> None:
+    breaker = CircuitBreaker(BreakerLimits(first_probe_s=600.0, longest_probe_s=600.0))
+    breaker.open(1.0, "")
+    assert breaker.allow(601.0)
+    breaker.change(BreakerLimits(), 602.0)
+    breaker.forgo(602.0)
+    assert breaker.allow(602.0)
+    assert breaker.next_probe_at_s <= 603.0

@@ -41,7 +41,8 @@ def failed(suspicion: CrashSuspicion, *, stuck: bool = False, age_s: float = 1.0
             "Stream removed (Socket closed (GOAWAY received; Error code: 0; Debug Text: max_age))",
             Loss.PLANNED,
         ),
-        ("Socket closed (GOAWAY received; Error code: 11; Debug Text: too_many_pings)", Loss.DIED),
+        ("Socket closed (GOAWAY received; Error code: 11; Debug Text: too_many_pings)", Loss.PLANNED),
+        ("Socket closed (GOAWAY received; Error code: 2; Debug Text: internal)", Loss.DIED),
         (
             "failed to connect to all addresses; last error: GOAWAY received; Error code: 0; Debug Text: ",
             Loss.UNREACHED,

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from app.dispatch.model.head_of_line import (
     CREDIT_MAX,
     BlockingRule,
+    HeadLimits,
     HeadOfLineDetector,
     StashVerdict,
     WhyNot,
@@ -45,7 +46,7 @@ def look(
 
 
 def test_an_old_head_is_found_while_newer_ones_finish() -> None:
-    verdict = look(HeadOfLineDetector(300.0), unfinished=5)
+    verdict = look(HeadOfLineDetector(HeadLimits(300.0)), unfinished=5)
     assert verdict is not None
     assert (verdict.offset, verdict.rule, verdict.age_s) == (7, BlockingRule.AGE, 400.0)
     assert verdict.reason == (
@@ -54,14 +55,14 @@ def test_an_old_head_is_found_while_newer_ones_finish() -> None:
 
 
 def test_a_young_head_stays_and_its_numbers_are_reported() -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, out_s=300.0) is None
     assert head.why_not == "the head at 7 has been out for 300.0 s; 1% in use, 1.0% of it unfinished"
     assert head.why_not_code is WhyNot.YOUNG
 
 
 def test_a_full_tracker_of_finished_messages_is_found_by_uforwarders_thresholds() -> None:
-    verdict = look(HeadOfLineDetector(300.0), unfinished=180, finished_above=8900, out_s=2.0)
+    verdict = look(HeadOfLineDetector(HeadLimits(300.0)), unfinished=180, finished_above=8900, out_s=2.0)
     assert verdict is not None
     assert verdict.rule is BlockingRule.FULL
     assert "90.8% of the tracker in use (limit 90%), 1.98% of it unfinished (limit 2%)" in verdict.reason
@@ -69,7 +70,7 @@ def test_a_full_tracker_of_finished_messages_is_found_by_uforwarders_thresholds(
 
 @pytest.mark.parametrize("finished_above", [0, -5])
 def test_there_is_no_verdict_while_nothing_newer_finishes(finished_above: int) -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, unfinished=20, finished_above=finished_above, capacity=10, out_s=500.0) is None
     assert head.why_not_code is WhyNot.BROKEN
 
@@ -93,26 +94,26 @@ def test_a_lowered_capacity_counts_no_unfinished_message_as_finished(high: int, 
     ],
 )
 def test_at_a_threshold_nothing_is_stashed(unfinished: int, finished_above: int, out_s: float) -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, unfinished=unfinished, finished_above=finished_above, out_s=out_s) is None
     assert head.why_not_code is WhyNot.YOUNG
 
 
 def test_a_single_unfinished_head_blocks_a_small_full_tracker() -> None:
-    verdict = look(HeadOfLineDetector(300.0), capacity=10, finished_above=9, out_s=2.0)
+    verdict = look(HeadOfLineDetector(HeadLimits(300.0)), capacity=10, finished_above=9, out_s=2.0)
     assert verdict is not None
     assert verdict.rule is BlockingRule.FULL
 
 
 def test_a_receiver_that_finishes_nothing_newer_is_broken_and_flushes_nothing() -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, finished_above=0, unfinished=500, delivered=100) is None
     assert head.why_not_code is WhyNot.BROKEN
     assert "the receiver itself is failing" in head.why_not
 
 
 def test_acknowledgements_before_the_receiver_hung_do_not_make_the_head_a_blocker() -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, NOW_S, unfinished=50, out_s=1.0) is None
     for later_s in range(1, 2000, 10):  # nothing is acknowledged any more
         assert look(head, NOW_S + later_s, unfinished=50, out_s=1.0 + later_s) is None
@@ -120,14 +121,14 @@ def test_acknowledgements_before_the_receiver_hung_do_not_make_the_head_a_blocke
 
 
 def test_a_quiet_topic_is_freed_when_one_newer_message_finishes() -> None:
-    head = HeadOfLineDetector(60.0)
+    head = HeadOfLineDetector(HeadLimits(60.0))
     assert look(head, NOW_S, finished_above=0, delivered=50, out_s=1.0) is None
     assert look(head, NOW_S + 500, finished_above=0, delivered=50, out_s=501.0) is None
     assert look(head, NOW_S + 900, finished_above=1, delivered=51, out_s=901.0) is not None
 
 
 def test_an_outage_does_not_age_the_head() -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, NOW_S, out_s=299.0) is None
     assert look(head, NOW_S + 5000, out_s=5299.0, serving=False) is None
     assert head.why_not_code is WhyNot.AWAY
@@ -137,7 +138,7 @@ def test_an_outage_does_not_age_the_head() -> None:
 
 
 def test_a_head_that_is_not_with_the_receiver_stays() -> None:
-    head = HeadOfLineDetector(300.0)
+    head = HeadOfLineDetector(HeadLimits(300.0))
     assert look(head, out_s=None) is None
     assert head.why_not == "the head at 7 is not with the receiver"
     assert look(head, unfinished=0, finished_above=0) is None
@@ -146,7 +147,7 @@ def test_a_head_that_is_not_with_the_receiver_stays() -> None:
 
 def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
     tokens = shared_tokens(per_minute=60)
-    jobs = [HeadOfLineDetector(300.0, tokens) for _ in range(50)]
+    jobs = [HeadOfLineDetector(HeadLimits(300.0), tokens) for _ in range(50)]
     assert sum(look(job) is not None for job in jobs) == 10
     assert "60 verdicts a minute are spent; the next is allowed in 1.0 s" in jobs[-1].why_not
     assert sum(look(job, NOW_S + 5.0, delivered=200) is not None for job in jobs) == 5
@@ -154,7 +155,7 @@ def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
 
 def test_stuck_messages_in_a_full_tracker_are_freed_one_by_one_though_nothing_more_can_be_fetched() -> None:
     """Forty neighbours are stuck; each one freed makes room for a single healthy message."""
-    head = HeadOfLineDetector(300.0, shared_tokens(per_minute=6000))
+    head = HeadOfLineDetector(HeadLimits(300.0), shared_tokens(per_minute=6000))
     tracker, delivered, freed, now_s = Tracker(0, 1000), 0, 0, NOW_S
     tracker.fetched(0, 1000)
     delivered += tracker.ack_range(40, 1000)
@@ -180,11 +181,26 @@ def test_stuck_messages_in_a_full_tracker_are_freed_one_by_one_though_nothing_mo
     assert tracker.idle
 
 
+@pytest.mark.parametrize("full", [0.1, 0.5, 0.9, 1.0])
+def test_by_age_a_head_leaves_a_full_tracker_without_progress_and_not_one_with_room(full: float) -> None:
+    """Whatever share of it the definition calls full."""
+    for finished, goes in ((9_998, True), (5_000, False)):
+        head = HeadOfLineDetector(HeadLimits(300.0, full_share=full, patience_s=1e9))
+        assert look(head, 1.0, finished_above=finished, out_s=0.5) is None, "it earns its credit"
+        assert (look(head, 1_000.0, finished_above=finished, out_s=999.0) is not None) == goes
+
+
+def test_a_tracker_that_was_made_smaller_is_no_more_than_full() -> None:
+    head = HeadOfLineDetector(HeadLimits(300.0, full_share=1.0))
+    assert look(head, capacity=10, finished_above=90, out_s=60.0) is None
+    assert "100% in use" in head.why_not
+
+
 @given(st.floats(0.1, 3600), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.data())
 def test_every_look_gives_a_verdict_or_says_why_not(
     after_s: float, capacity: int, unfinished: int, finished_above: int, data: st.DataObject
 ) -> None:
-    head = HeadOfLineDetector(after_s)
+    head = HeadOfLineDetector(HeadLimits(after_s))
     for _ in range(3):
         verdict = look(
             head,
@@ -198,7 +214,7 @@ def test_every_look_gives_a_verdict_or_says_why_not(
         assert (verdict is None) == bool(head.why_not)
         if verdict is not None:
             assert verdict.offset == 7
-            assert verdict.age_s >= min(after_s, head.patience_s)
+            assert verdict.age_s >= min(after_s, head.limits.patience_s)
 
 
 class StuckMessages(RuleBasedStateMachine):
@@ -207,7 +223,7 @@ class StuckMessages(RuleBasedStateMachine):
     @initialize(capacity=st.integers(1, 40))
     def start(self, capacity: int) -> None:
         self.tracker = Tracker(0, capacity)
-        self.head = HeadOfLineDetector(10.0, shared_tokens(per_minute=600))
+        self.head = HeadOfLineDetector(HeadLimits(10.0), shared_tokens(per_minute=600))
         self.sent: dict[int, float] = {}
         self.now_s = NOW_S
         self.delivered = self.verdicts = 0

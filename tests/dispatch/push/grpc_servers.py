@@ -12,7 +12,7 @@ from grpc import aio
 
 from app.dispatch.definition import CONNECTION_AGE_S, CONNECTIONS
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcUnaryTarget
+from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcServer, GrpcStreamChannel, GrpcUnaryTarget
 from app.dispatch.push.health import HEALTH_CHECK_TIMEOUT_S, ReceiverHealth
 from app.dispatch.push.http2_transport import (
     Http2HealthClient,
@@ -44,14 +44,14 @@ def metadata_of(template: MetadataTemplate, *arguments: Any) -> Pairs:
 def unary_target(address: str, method: str = METHOD) -> UnaryTarget:
     """A client by the transport that the test is about."""
     if chosen["transport"] == "grpc":
-        return GrpcUnaryTarget(address, method)
+        return GrpcUnaryTarget(GrpcServer(address), method)
     return Http2UnaryTarget(server_at(address), method)
 
 
 def stream_channel(address: str, method: str) -> StreamChannel:
     """Streams by the transport that the test is about."""
     if chosen["transport"] == "grpc":
-        return GrpcStreamChannel(address, method)
+        return GrpcStreamChannel(GrpcServer(address), method)
     return Http2StreamChannel(server_at(address), method)
 
 
@@ -60,7 +60,7 @@ async def check_health(
 ) -> ReceiverHealth:
     """The health of `service` at `address`, asked for once by the transport that the test is about."""
     is_grpc = chosen["transport"] == "grpc"
-    client = GrpcHealthClient(address) if is_grpc else Http2HealthClient(server_at(address))
+    client = GrpcHealthClient(GrpcServer(address)) if is_grpc else Http2HealthClient(server_at(address))
     try:
         return await client.check(service, timeout_s)
     finally:
@@ -82,11 +82,15 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         return self._handler if details.method == self._method else None
 
 
-async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
-    """A server that passes raw bytes to gRPC's `handler` of one method, and its port."""
+async def listen(
+    method: str, handler: Any, port: int = 0, max_bytes: int = -1, ping_strikes: int = 0
+) -> tuple[aio.Server, int]:
+    """A server that passes raw bytes to gRPC's `handler` of one method, and its port. With `ping_strikes`,
+    more than this many pings in five minutes end a connection."""
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.http2.max_ping_strikes", ping_strikes),
         ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses metadata above 8 kB at random
         ("grpc.absolute_max_metadata_size", 1 << 20),
         ("grpc.server.max_pending_requests", 1 << 20),  # gRPC rejects bursts of more than 1,000 calls
@@ -99,9 +103,10 @@ async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) 
     return server, bound
 
 
-async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server, int]:
+async def start_server(behaviour: Behaviour, port: int = 0, ping_strikes: int = 0) -> tuple[aio.Server, int]:
     """A server that runs `behaviour` for every call, and its port."""
-    return await listen(METHOD, grpc.unary_unary_rpc_method_handler(behaviour), port)
+    handler = grpc.unary_unary_rpc_method_handler(behaviour)
+    return await listen(METHOD, handler, port, ping_strikes=ping_strikes)
 
 
 class ReceiverAddress:

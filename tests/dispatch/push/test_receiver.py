@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.dispatch.model.circuit_breaker import DOWN_FAILURES, PROBE_MIN_S
+from app.dispatch.model.circuit_breaker import DOWN_FAILURES, FIRST_PROBE_S
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.endpoint import SLOW_START_LEAST, SLOW_START_S
 from app.dispatch.push.receiver import Receiver
@@ -27,7 +27,7 @@ async def test_a_receiver_that_is_back_gets_a_little_first_and_all_of_a_fixed_li
     for _ in range(DOWN_FAILURES):
         answered(UNAVAILABLE)
     assert receiver.room(now_s) == 0
-    now_s += PROBE_MIN_S
+    now_s += FIRST_PROBE_S
     assert receiver.room(now_s) == 1
     answered(OK)
 

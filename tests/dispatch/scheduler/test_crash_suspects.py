@@ -61,7 +61,7 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
 
 def waits_for_its_turn(pump: DispatchPump) -> None:
     """Asserts that a message that is not at the receiver is never moved as the head."""
-    assert pump.free_head(time.monotonic() + pump.head.detector.patience_s) is None
+    assert pump.free_head(time.monotonic() + pump.head.detector.limits.patience_s) is None
     assert "not with the receiver" in pump.head.detector.why_not
 
 
@@ -77,9 +77,8 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
     server, port = await start_server(handle)
     async with dispatch_rig(lambda _: None) as rig:
         rig.port = port
-        rig.run(target={"contract": "unary"})
-        pump = rig.pump(capacity=10)
-        pump.head.detector.patience_s = 60.0  # a slow machine lets no acknowledgement free it
+        rig.run(target={"contract": "unary"}, headOfLine={"patience": "1m"})
+        pump = rig.pump(capacity=10)  # no acknowledgement frees its head, however slow the machine
         rig.feed(pump, numbers(10))
         await rig.until(lambda: pump.delivered == 9)
         head, queues = pump.open[0], rig.queues
@@ -93,7 +92,7 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
         waits_for_its_turn(pump)
 
         queues.suspects_out.clear()
-        verdict = pump.free_head(time.monotonic() + pump.head.detector.patience_s)
+        verdict = pump.free_head(time.monotonic() + pump.head.detector.limits.patience_s)
         assert verdict is not None
         assert verdict.offset == 0
         await rig.until(lambda: pump.tracker.base == 10)

@@ -67,13 +67,15 @@ function workerCard(f) {
     ]));
 }
 
+const limit = (value) => `${Number((value * 100).toPrecision(6))} %`;  // as people wrote it
+
 function headOfLine(h) {
   const columns = [["Partition"], ["Offset", "n"], ["Out for", "n"], ["Tracker in use", "n"], ["Unfinished", "n"], ["Why it was not moved yet", "wrap"], ["Worker"]];
   const rows = h.candidates.map((c) => [`${c.topic}-${c.partition}`, String(c.offset), c.age_s === null ? "not sent" : duration(c.age_s), share(c.tracker_used), share(c.unfinished_share), c.why_not, c.worker]);
   const moved = h.decisions.map((d) => [clock(d.at_ms), `${d.topic}-${d.partition}`, String(d.offset), d.rule, d.reason]);
   return [
     el("h2", {}, "Head of line"),
-    el("p", { class: "quiet" }, `A message is moved away when it is out longer than ${duration(h.after_s)}, or when more than ${share(h.use_threshold)} of its partition's tracker is in use and less than ${share(h.unfinished_threshold)} of that unfinished. Moved away so far: ${number(h.stashed)}.`),
+    el("p", { class: "quiet" }, `A message is moved away when it is out longer than ${duration(h.after_s)}, or longer than ${duration(h.patience_s ?? 1)} while more than ${limit(h.use_threshold)} of its partition's tracker is in use and less than ${limit(h.unfinished_threshold)} of that unfinished. Moved away so far: ${number(h.stashed)}.`),
     table("Candidates", columns, rows, "No message holds a partition back."), h.more_candidates ? el("p", { class: "quiet" }, `and ${number(h.more_candidates)} more`) : "",
     moved.length ? el("h3", {}, "Moved away lately") : "", moved.length ? table("Decisions", [["When"], ["Partition"], ["Offset", "n"], ["Rule"], ["Numbers", "wrap"]], moved, "") : "",
   ];

@@ -1,0 +1,104 @@
+"""A workload's limits change while messages flow through a real broker, and a worker is killed. All workers
+heed them, and every message is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import orjson
+import pytest
+
+from app.dev.demo.stage import DemoStage, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
+from tests.system.fleet import start_workers
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP, PARTITIONS, COUNT, SETTLE_S = "east-aggregate", "billing", 4, 200, 90.0
+SOON = {"initialBackoff": "1ms", "maxBackoff": "50ms"}
+NEEDED = 5  # attempts of each tenth message
+
+
+class Stubborn(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A receiver that takes each tenth message at its fifth attempt only."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def service(self, details: Any) -> Any:
+        if details.method.startswith("/grpc.health"):
+            return None
+
+        def take(body: bytes, context: Any) -> bytes:
+            name = orjson.loads(body)["id"]
+            with self._lock:
+                self.attempts[name] += 1
+                if int(name) % 10 == 0 and self.attempts[name] < NEEDED:
+                    context.abort(grpc.StatusCode.INTERNAL, "not yet")
+                self.taken[name] += 1
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(take)
+
+
+@contextlib.contextmanager
+def stubborn() -> Iterator[tuple[str, Stubborn]]:
+    receiver = Stubborn()
+    server = grpc.server(futures.ThreadPoolExecutor(16), handlers=[receiver])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}", receiver
+    finally:
+        server.stop(0).wait()
+
+
+def test_changed_limits_hold_on_all_workers_at_once(stage: DemoStage, topic_name: str) -> None:
+    bootstrap = stage.yard.bootstrap(CLUSTER)
+    asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    workers = start_workers(stage, 2)
+
+    def send(first: int) -> set[str]:
+        names = [str(number) for number in range(first, first + COUNT)]
+        asyncio.run(produce(bootstrap, topic_name, [SentMessage(name, "ok") for name in names]))
+        return set(names)
+
+    def dead() -> set[str]:
+        dlq = f"{topic_name}__{GROUP}__dlq"
+        return {orjson.loads(record.value or b"")["id"] for record in asyncio.run(read_all(bootstrap, dlq))}
+
+    def settle(names: set[str]) -> set[str]:
+        """Waits until all of these are taken or given up; returns those given up."""
+        wait_until(lambda: receiver.taken.keys() | dead() >= names, SETTLE_S, workers[0].tail)
+        return dead() & names
+
+    with stubborn() as (address, receiver):
+        spec: dict[str, Any] = {"dlq": {"share": 1.0}, "redelivery": {**SOON, "maxAttempts": NEEDED - 1}}
+        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, address, **spec))
+        given_up = settle(send(0))
+        assert given_up == {str(number) for number in range(0, COUNT, 10)}
+        assert {receiver.attempts[name] for name in given_up} == {NEEDED - 1}
+
+        spec["redelivery"]["maxAttempts"] = NEEDED
+        spec |= {"breaker": {"failures": 1_000}, "headOfLine": {"patience": "5s"}}
+        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, address, **spec))
+        rounds = 1
+        while late := settle(send(rounds * COUNT)):  # a worker still has the former definition
+            given_up |= late
+            rounds += 1
+            assert rounds < 10
+        last = send((rounds + 1) * COUNT)
+        workers[1].kill()
+        assert not settle(last)
+        every = {str(number) for number in range((rounds + 2) * COUNT)}
+        assert receiver.taken.keys() | given_up == every
+    assert dead() == given_up
