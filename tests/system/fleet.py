@@ -67,13 +67,24 @@ def assignments(worker: Process) -> OwnerByJob:
     return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
 
 
-def run_command(worker: Process, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs `switchyard` with these arguments against this worker, in a process of its own."""
-    return subprocess.run(
+def start_command(worker: Process, *arguments: str) -> subprocess.Popen[str]:
+    """Starts `switchyard` with these arguments against this worker, in a process of its own."""
+    return subprocess.Popen(
         [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
-        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
     )  # fmt: skip
+
+
+def run_command(worker: Process, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs such a command to its end."""
+    with start_command(worker, *arguments) as running:
+        try:
+            stdout, stderr = running.communicate(timeout=150)
+        except BaseException:
+            running.kill()
+            raise
+    return subprocess.CompletedProcess(running.args, running.returncode, stdout, stderr)
 
 
 def incidents(worker: Process, kind: str) -> list[dict[str, Any]]:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
+import subprocess
 import time
+from collections.abc import Iterator
 
 import orjson
 import pytest
 
-from app.dev.demo.stage import DemoStage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce
-from tests.system.fleet import id_of, run_command, start_workers
+from tests.system.fleet import id_of, run_command, start_command, start_workers
 
 pytestmark = pytest.mark.system
 
 CLUSTER, GROUP, PARTITIONS, SETTLE_S = "east-aggregate", "billing", 8, 60.0
 COUNT = 400
+BEGINS_S = 1.0  # from when a command says that it traces, until the workers do
 STEPS = ("append to fetched", "fetched to ready", "ready to sent", "sent to answered", "append to answered")
+
+
+@contextlib.contextmanager
+def tracing(worker: Process, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A trace that has begun."""
+    with start_command(worker, "trace", *arguments) as command:
+        try:
+            assert command.stderr is not None
+            assert "tracing for" in command.stderr.readline()
+            time.sleep(BEGINS_S)
+            yield command
+        finally:
+            command.kill()
 
 
 def test_a_trace_counts_every_message_on_all_workers_and_says_which_worker_is_missing(
@@ -42,12 +58,11 @@ def test_a_trace_counts_every_message_on_all_workers_and_says_which_worker_is_mi
 
     asyncio.run(produce(bootstrap, topic_name, [SentMessage("before", "ok")]))
     wait_until(lambda: "before" in delivered(), SETTLE_S, first.tail)
-    producing = threading.Timer(2.0, lambda: asyncio.run(produce(bootstrap, topic_name, sent)))
-    producing.start()
-    ended = run_command(first, "trace", name, "--for", "8s", "--workers", "-o", "json")
-    producing.join()
-    assert ended.returncode == 0, ended.stderr
-    found = orjson.loads(ended.stdout)
+    with tracing(first, name, "--for", "8s", "--workers", "-o", "json") as trace:
+        asyncio.run(produce(bootstrap, topic_name, sent))
+        stdout, stderr = trace.communicate(timeout=SETTLE_S)
+    assert trace.returncode == 0, stderr
+    found = orjson.loads(stdout)
     wait_until(lambda: {one.id for one in sent} <= delivered(), SETTLE_S, first.tail)
     assert {one["stage"]: one["count"] for one in found["stages"]} | dict.fromkeys(STEPS, COUNT) == {
         one["stage"]: one["count"] for one in found["stages"]
@@ -72,13 +87,12 @@ def test_a_trace_counts_every_message_on_all_workers_and_says_which_worker_is_mi
 
     wait_until(is_free, 5.0, first.tail)
 
-    killing = threading.Timer(1.0, second.kill)
-    killing.start()
-    producing = threading.Timer(1.5, lambda: asyncio.run(produce(bootstrap, topic_name, sent)))
-    producing.start()
     began_s = time.monotonic()
-    ended = run_command(first, "trace", name, "--for", "4s")
-    assert time.monotonic() - began_s < 20
-    producing.join()
-    assert (ended.returncode, "append to answered" in ended.stdout) == (0, True), ended.stderr
-    assert f"incomplete: {id_of(second, first)}" in ended.stderr
+    with tracing(first, name, "--for", "4s") as trace:
+        second.kill()
+        while trace.poll() is None:
+            asyncio.run(produce(bootstrap, topic_name, sent[:40]))
+        stdout, stderr = trace.communicate()
+    assert time.monotonic() - began_s < 30
+    assert (trace.returncode, "append to answered" in stdout) == (0, True), stderr
+    assert f"incomplete: {id_of(second, first)}" in stderr
