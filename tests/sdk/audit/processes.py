@@ -10,6 +10,7 @@ append their reports to `reports`, and the batches that they send to `known`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,18 @@ def replace_file(path: Path, data: bytes) -> None:
     path.with_suffix(".new").rename(path)
 
 
+def note(known: int, word: str, source: str, first: int, many: int) -> None:
+    """Adds a line to `known`. It begins with the newline, because a kill may cut the line before off."""
+    os.write(known, b"\n" + json.dumps([word, source, first, many]).encode())
+
+
+def read_notes(folder: Path) -> Iterator[tuple[str, str, int, int]]:
+    """The lines of `known`, without those that a kill cut off."""
+    for line in (folder / KNOWN).read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
 def consume(folder: Path, chance: random.Random, is_last: bool) -> None:
     """Consumes the partition from the committed offset, and commits only what is in the log. A life that is
     to be killed starts over at the end, so a fast machine does not end it early."""
@@ -116,10 +129,10 @@ async def _produce(folder: Path, chance: random.Random, is_last: bool) -> None:
             first, many = chance.randrange(1 << 40), chance.choice([1, 20, 300])
             numbers = np.arange(first, first + many)
             times = BEGAN_MS + numbers * 137 % (10 * WIDTH_MS)
-            os.write(known, json.dumps(["begun", audit.source, first, many]).encode() + b"\n")
+            note(known, "begun", audit.source, first, many)
             audit.sent_many(TOPIC, times, 10, [record_id(number) for number in numbers.tolist()])
             if await audit.logged(60):
-                os.write(known, json.dumps(["logged", audit.source, first, many]).encode() + b"\n")
+                note(known, "logged", audit.source, first, many)
             batches += 1
         assert await audit.close(60), audit.stats
 
@@ -128,13 +141,13 @@ def hurry(folder: Path, chance: random.Random, is_last: bool) -> None:
     """Sends one message after the other, and never waits for the log."""
     known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with SyncAudit(**options(folder, UnreliableOutput(folder / REPORTS, chance))) as audit:
-        os.write(known, json.dumps(["begun", audit.source, 0, 0]).encode() + b"\n")
+        note(known, "begun", audit.source, 0, 0)
         for number in range(HURRIED) if is_last else itertools.count():
             audit.sent(TOPIC, timestamp_ms(number), 10, record_id(number))
             if number % 1_000 == 0:
                 time.sleep(0.001)
         assert audit.close(60), audit.stats
-        os.write(known, json.dumps(["logged", audit.source, 0, HURRIED]).encode() + b"\n")
+        note(known, "logged", audit.source, 0, HURRIED)
 
 
 MODES: dict[str, Callable[[Path, random.Random, bool], None]] = {

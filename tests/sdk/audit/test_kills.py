@@ -3,7 +3,6 @@ counts."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -71,7 +70,7 @@ def test_logged_counts_count_exactly_once_and_others_at_most_once(tmp_path: Path
     run_lives("produce", tmp_path, seed)
     logged: dict[str, list[range]] = defaultdict(list)
     unsure: dict[str, range] = {}
-    for word, source, first, many in map(json.loads, (tmp_path / processes.KNOWN).read_text().splitlines()):
+    for word, source, first, many in processes.read_notes(tmp_path):
         if word == "logged":
             logged[source].append(unsure.pop(source))
         else:
@@ -94,8 +93,7 @@ def test_a_client_that_never_waits_loses_its_last_counts_at_most_and_nothing_cou
     tmp_path: Path, seed: int
 ) -> None:
     run_lives("hurry", tmp_path, seed)
-    lines = (tmp_path / processes.KNOWN).read_text().splitlines()
-    sources: dict[str, int] = {source: many for _, source, _, many in map(json.loads, lines)}
+    sources = {source: many for _, source, _, many in processes.read_notes(tmp_path)}
     counts = []
     for source, least in sources.items():
         found = sum_of(collected_windows(tmp_path, source))
