@@ -26,8 +26,7 @@ from app.config.fields import (
     TopicName,
 )
 from app.config.quantities import Duration, Size, duration_within
-from app.dispatch.model import circuit_breaker
-from app.dispatch.model.circuit_breaker import BreakerLimits
+from app.dispatch.model.circuit_breaker import DEFAULT_LIMITS, BreakerLimits
 from app.dispatch.model.dead_letter_budget import (
     DEAD_LETTER_BURST,
     DEAD_LETTER_SHARE,
@@ -273,31 +272,31 @@ class Breaker(Model):
     """
 
     unavailable: Annotated[int, Strict()] = Field(
-        circuit_breaker.DOWN_FAILURES, ge=1, le=MAX_FAILURES,
+        DEFAULT_LIMITS.unavailable, ge=1, le=MAX_FAILURES,
         description="This many calls in a row that found no receiver (UNAVAILABLE) open it.",
     )  # fmt: skip
     failures: Annotated[int, Strict()] = Field(
-        circuit_breaker.STREAK_FAILURES, ge=1, le=MAX_FAILURES,
+        DEFAULT_LIMITS.failures, ge=1, le=MAX_FAILURES,
         description="This many failures of any kind in a row open it: no receiver, timeouts, overload, "
         "refused methods or credentials. Other errors count only while no dead letters are allowed.",
     )  # fmt: skip
     overload_share: Annotated[float, Strict()] = Field(
-        circuit_breaker.OVERLOAD_SHARE, alias="overloadShare", ge=0, le=1,
+        DEFAULT_LIMITS.overload_share, alias="overloadShare", ge=0, le=1,
         description="It opens if timeouts and overload are a larger share of the calls of `window`. With 1 "
         "the share does not count.",
     )  # fmt: skip
     overload_calls: Annotated[int, Strict()] = Field(
-        circuit_breaker.OVERLOAD_CALLS, alias="overloadCalls", ge=1, le=MAX_FAILURES,
+        DEFAULT_LIMITS.overload_calls, alias="overloadCalls", ge=1, le=MAX_FAILURES,
         description="With fewer calls in the window the share does not count.",
     )  # fmt: skip
     window: Annotated[Duration, duration_within(1, 3600)] = Field(
-        circuit_breaker.WINDOW_S, description="How long a call counts: between half of this and all of it."
+        DEFAULT_LIMITS.window_s, description="How long a call counts: between half of this and all of it."
     )
     first_probe: Annotated[Duration, duration_within(0.01, 600)] = Field(
-        circuit_breaker.FIRST_PROBE_S, alias="firstProbe", description="The wait before the first probe."
+        DEFAULT_LIMITS.first_probe_s, alias="firstProbe", description="The wait before the first probe."
     )
     longest_probe: Annotated[Duration, duration_within(0.1, 600)] = Field(
-        circuit_breaker.LONGEST_PROBE_S, alias="longestProbe",
+        DEFAULT_LIMITS.longest_probe_s, alias="longestProbe",
         description="Each wait between two probes is twice the one before, up to this.",
     )  # fmt: skip
 
@@ -491,9 +490,12 @@ class Workload(Definition):
         """All topics that the workload may have besides its main topic."""
         return (*self.retry_topics(), self.dlq_topic(), self.merge_topic(), self.delayed_topic())
 
+    def head_of_line(self) -> HeadOfLine:
+        return self.spec.head_of_line or HeadOfLine()
+
     def head_limits(self) -> HeadLimits:
         """From when on a message blocks its partition."""
-        head = self.spec.head_of_line or HeadOfLine()
+        head = self.head_of_line()
         after_s = head.after_s(self.spec.target.timeout)
         return HeadLimits(after_s, head.patience, head.full, head.unfinished)
 

@@ -322,21 +322,12 @@ def _moves_heads(document: Document) -> bool:
 def _waits(document: Document) -> Iterator[ConfigProblem]:
     """Checks the waits between attempts and between probes, and how often a message may fail."""
     redelivery, breaker = _part(document, REDELIVERY, Redelivery), _part(document, BREAKER, Breaker)
-    waits: list[tuple[Path_, str, float, str, float]] = []
     if redelivery is not None:
-        first_s, longest_s = redelivery.initial_backoff, redelivery.max_backoff
-        waits.append((REDELIVERY, "initialBackoff", first_s, "maxBackoff", longest_s))
+        first, longest = redelivery.initial_backoff, redelivery.max_backoff
+        yield from _in_order(document, REDELIVERY, ("initialBackoff", first), ("maxBackoff", longest))
     if breaker is not None:
-        first_s, longest_s = breaker.first_probe, breaker.longest_probe
-        waits.append((BREAKER, "firstProbe", first_s, "longestProbe", longest_s))
-    for path, first, first_s, longest, longest_s in waits:
-        if first_s > longest_s:
-            is_first = value_at(document.data, (*path, first)) is not None
-            words = f"is longer than {longest} ({format_duration(longest_s)})"
-            if not is_first:
-                words = f"is shorter than {first} ({format_duration(first_s)})"
-            remedy = f"write {longest}: {format_duration(first_s)} or more, or a shorter {first}"
-            yield problem_at(document, (*path, first if is_first else longest), words, remedy)
+        first, longest = breaker.first_probe, breaker.longest_probe
+        yield from _in_order(document, BREAKER, ("firstProbe", first), ("longestProbe", longest))
     if breaker is not None and breaker.failures < breaker.unavailable != DOWN_FAILURES:
         yield problem_at(
             document, (*BREAKER, "unavailable"),
@@ -351,6 +342,22 @@ def _waits(document: Document) -> Iterator[ConfigProblem]:
             f" the breaker, which {breaker.failures} failures in a row do",
             "let breaker.failures be more than redelivery.maxAttempts", "warning",
         )  # fmt: skip
+
+
+def _in_order(
+    document: Document, path: Path_, first: tuple[str, float], longest: tuple[str, float]
+) -> Iterator[ConfigProblem]:
+    """Checks that the first wait is no longer than the longest; each has its name and its seconds."""
+    (first_name, first_s), (longest_name, longest_s) = first, longest
+    if first_s <= longest_s:
+        return
+    remedy = f"write {longest_name}: {format_duration(first_s)} or more, or a shorter {first_name}"
+    if value_at(document.data, (*path, first_name)) is not None:
+        words = f"is longer than {longest_name} ({format_duration(longest_s)})"
+        yield problem_at(document, (*path, first_name), words, remedy)
+    else:
+        words = f"is shorter than {first_name} ({format_duration(first_s)})"
+        yield problem_at(document, (*path, longest_name), words, remedy)
 
 
 def _keepalive(document: Document) -> Iterator[ConfigProblem]:

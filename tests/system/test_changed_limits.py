@@ -4,20 +4,17 @@ heed them, and every message is counted."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from concurrent import futures
 from typing import Any
 
-import grpc
 import orjson
 import pytest
 
 from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
+from switchyard.receiver import Message
 from tests.system.fleet import start_workers
+from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
 
@@ -26,40 +23,20 @@ SOON = {"initialBackoff": "1ms", "maxBackoff": "50ms"}
 NEEDED = 5  # attempts of each tenth message
 
 
-class Stubborn(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Stubborn(ReceiverThread):
     """A receiver that takes each tenth message at its fifth attempt only."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic, GROUP)
         self.attempts: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
-    def service(self, details: Any) -> Any:
-        if details.method.startswith("/grpc.health"):
-            return None
-
-        def take(body: bytes, context: Any) -> bytes:
-            name = orjson.loads(body)["id"]
-            with self._lock:
-                self.attempts[name] += 1
-                if int(name) % 10 == 0 and self.attempts[name] < NEEDED:
-                    context.abort(grpc.StatusCode.INTERNAL, "not yet")
-                self.taken[name] += 1
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(take)
-
-
-@contextlib.contextmanager
-def stubborn() -> Iterator[tuple[str, Stubborn]]:
-    receiver = Stubborn()
-    server = grpc.server(futures.ThreadPoolExecutor(16), handlers=[receiver])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}", receiver
-    finally:
-        server.stop(0).wait()
+    def handle(self, message: Message) -> None:
+        name = orjson.loads(message.value)["id"]
+        self.attempts[name] += 1
+        if int(name) % 10 == 0 and self.attempts[name] < NEEDED:
+            raise LookupError("not yet")
+        self.taken[name] += 1
 
 
 def test_changed_limits_hold_on_all_workers_at_once(stage: DemoStage, topic_name: str) -> None:
@@ -81,16 +58,16 @@ def test_changed_limits_hold_on_all_workers_at_once(stage: DemoStage, topic_name
         wait_until(lambda: receiver.taken.keys() | dead() >= names, SETTLE_S, workers[0].tail)
         return dead() & names
 
-    with stubborn() as (address, receiver):
+    with Stubborn(topic_name).serving() as receiver:
         spec: dict[str, Any] = {"dlq": {"share": 1.0}, "redelivery": {**SOON, "maxAttempts": NEEDED - 1}}
-        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, address, **spec))
+        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, receiver.address, **spec))
         given_up = settle(send(0))
         assert given_up == {str(number) for number in range(0, COUNT, 10)}
         assert {receiver.attempts[name] for name in given_up} == {NEEDED - 1}
 
         spec["redelivery"]["maxAttempts"] = NEEDED
         spec |= {"breaker": {"failures": 1_000}, "headOfLine": {"patience": "5s"}}
-        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, address, **spec))
+        stage.deploy(workers[0], workload(GROUP, topic_name, CLUSTER, receiver.address, **spec))
         rounds = 1
         while late := settle(send(rounds * COUNT)):  # a worker still has the former definition
             given_up |= late

@@ -133,10 +133,10 @@ class CircuitBreaker:
     def change(self, limits: BreakerLimits, now_s: float) -> None:
         """Applies other limits. An open breaker waits for its next probes as they say; a shorter window
         forgets what it has counted."""
-        if limits.window_s < self._limits.window_s and self.closed:
-            self._limits = limits
-            self._forget(now_s)
+        is_shorter = limits.window_s < self._limits.window_s
         self._limits = limits
+        if is_shorter and self.closed:
+            self._forget(now_s)
         least_s, most_s = limits.first_probe_s, limits.longest_probe_s
         self._interval_s = min(max(self._interval_s, least_s), most_s)
         self._last_interval_s = min(max(self._last_interval_s, least_s), most_s)

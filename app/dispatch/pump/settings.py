@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.dispatch.definition import HeadOfLine, Workload
+from app.dispatch.definition import Workload
 from app.dispatch.model.header_filter import HeaderFilter
 from app.dispatch.model.key_lanes import KeyLanes
 from app.dispatch.model.metadata_sources import HeaderMap
@@ -40,8 +40,7 @@ class DispatchSettings:
         self.retry_topics = workload.retry_topics()
         self.dlq_topic = workload.dlq_topic()
         self.delayed_topic = workload.delayed_topic()
-        head = spec.head_of_line or HeadOfLine()
-        self.head_limits, self._head_stash = workload.head_limits(), head.stash
+        self.head_limits, self._head_stash = workload.head_limits(), workload.head_of_line().stash
         self.policy = RetryPolicy(
             in_memory_attempts=spec.redelivery.max_attempts,
             backoff=spec.redelivery.backoff(),

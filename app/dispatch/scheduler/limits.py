@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from app.dispatch.definition import HeadOfLine
 from app.dispatch.model.dead_letter_budget import DeadLetterBudget
 from app.dispatch.model.head_of_line import changed_tokens, shared_tokens
 from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
@@ -48,7 +47,7 @@ class WorkloadLimits:
     def _define(self, workload: Workload) -> None:
         spec = workload.spec
         self._workload, self._flow, self._dlq = workload, spec.flow, spec.dlq
-        self._heads_per_minute = (spec.head_of_line or HeadOfLine()).per_minute
+        self._heads_per_minute = workload.head_of_line().per_minute
         if spec.catch_up is not None:
             self._backlog_rate = spec.catch_up.rate
 

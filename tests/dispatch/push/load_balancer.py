@@ -23,6 +23,8 @@ class LoadBalancer:
         self._receivers = receivers
         self._led: Counter[str] = Counter()
         self._pipes: dict[asyncio.Task[None], str] = {}
+        self._passes = asyncio.Event()
+        self._passes.set()
 
     async def lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Leads one connection; one that the receiver refuses is closed."""
@@ -43,10 +45,15 @@ class LoadBalancer:
         try:
             with suppress(OSError):
                 while data := await source.read(65_536):
+                    await self._passes.wait()
                     target.write(data)
                     await target.drain()
         finally:
             target.close()
+
+    def freeze(self) -> None:
+        """Lets nothing pass any more, without either end noticing, as a network that is gone does."""
+        self._passes.clear()
 
     def cut(self, receiver: str) -> None:
         """Ends all connections to this receiver, as its death does."""

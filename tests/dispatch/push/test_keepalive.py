@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from app.dispatch.scheduler.clients import TargetClients
 from app.kernel.grpc_status import UNAVAILABLE
 from tests.dispatch.pump.rig import definition
 from tests.dispatch.push.grpc_servers import ENOUGH_S, NOTHING_SHARED, CallMetadata, start_server
+from tests.dispatch.push.load_balancer import LoadBalancer, balancing
 from tests.dispatch.push.stream_servers import ReceiverStream, start_stream_server
 
 SOON_S = 0.3  # a definition must allow more
@@ -24,43 +24,8 @@ CALL_S = ENOUGH_S / 2  # what ends a call if nothing else does
 pytestmark = pytest.mark.parametrize("transport", ["http2", "grpc"])
 
 
-class Cable:
-    """A way to a server that can be cut: nothing passes it then, and neither end notices."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._is_whole = asyncio.Event()
-        self._is_whole.set()
-        self.port = 0
-
-    def cut(self) -> None:
-        self._is_whole.clear()
-
-    def join(self) -> None:
-        self._is_whole.set()
-
-    async def lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._pass_on(reader, requests), self._pass_on(answers, writer))
-
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65_536):
-                await self._is_whole.wait()
-                target.write(data)
-        target.close()
-
-
-@contextlib.asynccontextmanager
-async def cable_to(port: int) -> AsyncIterator[Cable]:
-    cable = Cable(port)
-    server = await asyncio.start_server(cable.lead, "127.0.0.1", 0)
-    cable.port = server.sockets[0].getsockname()[1]
-    try:
-        yield cable
-    finally:
-        server.close()
-        cable.join()  # what waits in it ends
+def relay_to(port: int) -> AbstractAsyncContextManager[LoadBalancer]:
+    return balancing(lambda: [f"127.0.0.1:{port}"])
 
 
 def workload_at(
@@ -84,11 +49,11 @@ async def test_a_call_to_a_receiver_that_is_gone_ends_before_its_deadline(transp
         return b""
 
     server, port = await start_server(hang)
-    async with cable_to(port) as cable, asyncio.timeout(ENOUGH_S):
-        client = TargetClients("w1").unary(*workload_at(cable.port, transport, "unary"))
+    async with relay_to(port) as relay, asyncio.timeout(ENOUGH_S):
+        client = TargetClients("w1").unary(*workload_at(relay.port, transport, "unary"))
         client.call(b"v", CallMetadata(NOTHING_SHARED, []), CALL_S, ended.set_result)
         await has_it.wait()
-        cable.cut()
+        relay.freeze()
         result = await ended
         assert result.code == UNAVAILABLE
         await client.close()
@@ -102,8 +67,8 @@ async def test_a_call_that_only_takes_long_is_not_given_up(transport: str) -> No
 
     ended = asyncio.get_running_loop().create_future()
     server, port = await start_server(answer_late)
-    async with cable_to(port) as cable, asyncio.timeout(ENOUGH_S):
-        client = TargetClients("w1").unary(*workload_at(cable.port, transport, "unary", ENOUGH_S))
+    async with relay_to(port) as relay, asyncio.timeout(ENOUGH_S):
+        client = TargetClients("w1").unary(*workload_at(relay.port, transport, "unary", ENOUGH_S))
         client.call(b"v", CallMetadata(NOTHING_SHARED, []), CALL_S, ended.set_result)
         assert (await ended).code == 0
         await client.close()
@@ -117,15 +82,15 @@ async def test_an_idle_stream_to_a_receiver_that_is_gone_ends(transport: str) ->
 
     server, port = await start_stream_server(script)
     lost: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
-    async with cable_to(port) as cable, asyncio.timeout(ENOUGH_S):
-        workload, place = workload_at(cable.port, transport, "stream", 10 * SOON_S)
+    async with relay_to(port) as relay, asyncio.timeout(ENOUGH_S):
+        workload, place = workload_at(relay.port, transport, "stream", 10 * SOON_S)
         client = TargetClients("w1").stream(
             workload, place, lambda: None, lambda result, _: None if lost.done() else lost.set_result(result)
         )
         while not client.room:
             client.connect()
             await asyncio.sleep(0.01)
-        cable.cut()
+        relay.freeze()
         assert (await lost).code == UNAVAILABLE
         await client.close()
     await server.stop(None)
