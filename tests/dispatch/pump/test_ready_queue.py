@@ -152,7 +152,7 @@ async def test_a_message_held_for_an_absent_receiver_waits_while_its_partition_i
         await rig.receiver.stop(0)
         pump = rig.pump()
         rig.feed(pump, numbers(50))
-        await rig.until(lambda: bool(rig.queues.held))
+        await rig.until(lambda: len(rig.queues.held) > 0 and not rig.queues.receiver.in_flight)
         pump.pause(True)
         await rig.start_receiver()
         other = rig.pump(1)
