@@ -189,7 +189,7 @@ class HeadOfLine(Model):
     stash one at once, however small its share.
 
     The default of `after` is 5 minutes, or twice `target.timeout` if that is longer. An `after` below the
-    timeout gives up handlers that may still answer.
+    timeout gives up handlers that may still answer. It also limits how much time the receiver may ask for.
     """
 
     after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] | None = None

@@ -22,6 +22,7 @@ These cases are *not* head-of-line blocking, and change nothing (`why_not` names
   tracker allows no new message, so earned credit suffices there.
 - The head has not been sent, or its copy is being written. A head that waits as a suspect is not with the
   receiver either (`app.dispatch.model.crash_suspicion`).
+- The receiver has asked for more time for the head: then only AGE counts.
 - A token is missing. A verdict spends one of each kind:
   1. Credit: an acknowledgement earns one, up to `CREDIT_MAX`. So no more is stashed than gets through, and a
      receiver that dies costs at most that many messages. One suffices: each stuck message that leaves a full
@@ -172,6 +173,7 @@ class HeadOfLineDetector:
         head_sent_s: float | None,
         delivered: int,
         serving: bool = True,
+        renewed: bool = False,
     ) -> StashVerdict | None:
         """Whether to stash the head now. A verdict spends tokens, so the caller must carry it out.
 
@@ -182,6 +184,7 @@ class HeadOfLineDetector:
                 sent yet, delayed, or its copy is being written).
             delivered: The job's messages that the receiver has acknowledged; never decreases.
             serving: The receiver is there (breaker closed), and calls are allowed.
+            renewed: The receiver has asked for more time for the head.
         """
         if delivered > self.delivered:
             self._credit = min(CREDIT_MAX, self._credit + delivered - self.delivered)
@@ -203,7 +206,7 @@ class HeadOfLineDetector:
         few = share < limits.unfinished_share or (unfinished == 1 and finished_above > 0)
         if age_s > limits.after_s:
             rule = BlockingRule.AGE
-        elif use > limits.full_share and few and age_s >= limits.patience_s:
+        elif use > limits.full_share and few and not renewed and age_s >= limits.patience_s:
             rule = BlockingRule.FULL
         else:
             return self._no(WhyNot.YOUNG, head=base, age_s=age_s, use=use, open=share)

@@ -16,6 +16,8 @@
 |                                                  | topic                                                 |
 | trailer `kafka-action: Skip`                     | ACK, with any status                                  |
 | trailer `kafka-action: Stash`                    | DLQ, with any status                                  |
+| trailer `kafka-action: Renew`                    | RENEW, with any status. When the message has had all  |
+|                                                  | the time that it may have, the caller makes it Retry  |
 | trailer `kafka-action: Retry`                    | the next retry topic, with any status; it waits there |
 |                                                  | for the tier's delay, or for the receiver's wish      |
 |                                                  | (`kafka-retry-after-ms`) if that is longer            |
@@ -69,6 +71,7 @@ class Action(StrEnum):
     RETRY_IN_MEMORY = "retry-in-memory"  # deliver again after `delay_s`; the attempt counts
     RETRY_TOPIC = "retry-topic"  # copy to the tier's topic, then nack
     DLQ = "dlq"  # copy to the DLQ, then nack
+    RENEW = "renew"  # deliver again with more time, after `delay_s`; the attempt does not count
     HOLD = "hold"  # deliver again when the breaker allows; the attempt does not count
 
 
@@ -78,6 +81,7 @@ class KafkaAction(StrEnum):
     RETRY = "retry"
     STASH = "stash"
     SKIP = "skip"
+    RENEW = "renew"
 
     @classmethod
     def read(cls, trailer: str | None) -> KafkaAction | None:
@@ -183,6 +187,8 @@ def decide(
 
     if override is KafkaAction.SKIP or (override is None and kind is _Class.DONE):
         return DeliveryDecision(Action.ACK, None, 0.0, why)
+    if override is KafkaAction.RENEW:
+        return DeliveryDecision(Action.RENEW, None, 0.0, why)
     if override is KafkaAction.STASH or (override is None and kind is _Class.NEVER):
         return stash(why, attempts_in_memory=attempts_in_memory, policy=policy, random01=random01)
     if override is None:

@@ -388,9 +388,8 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
             ThroughputBound.DELAY, f"{flow.postponed} messages wait for their time{due}"
         )
     if flow.backoff:
-        return ThroughputDiagnosis(
-            ThroughputBound.BACKOFF, f"{flow.backoff} messages failed and wait for their next attempt"
-        )
+        why = f"{flow.backoff} messages wait: they failed, or the receiver asked for more time"
+        return ThroughputDiagnosis(ThroughputBound.BACKOFF, why)
     if flow.outgoing:
         why = f"{flow.outgoing} messages are on their way to a retry topic or the dead letter queue"
         return ThroughputDiagnosis(ThroughputBound.COPYING, why)

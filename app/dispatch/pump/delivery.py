@@ -289,7 +289,8 @@ class Delivery:
 
     __slots__ = (
         "attempts", "canceled", "endpoint", "first_sent_s", "handle", "origin", "pump", "receiver", "record",
-        "sent_to", "started_s", "suspicion", "timeouts", "verdict", "was_answered",
+        "renewals", "renewing_s", "sent_to", "started_s", "suspicion", "timeouts", "verdict",
+        "wanted_timeout_s", "was_answered",
     )  # fmt: skip
 
     def __init__(self, pump: DeliveryPump, record: Record, origin: MessageOrigin | None) -> None:
@@ -298,7 +299,9 @@ class Delivery:
         self.origin = origin
         self.attempts = 0
         self.was_answered = False  # known of messages that are traced, and of those of a batch
-        self.timeouts = 0
+        self.timeouts = self.renewals = 0
+        self.renewing_s = 0.0  # since when the receiver asks for more time; a first call's start
+        self.wanted_timeout_s = 0.0  # for which it asked with its last answer
         self.canceled = False
         self.verdict: DeliveryDecision | None = None  # decides, whatever the receiver answers now
         self.first_sent_s = self.started_s = 0.0
@@ -319,7 +322,9 @@ class Delivery:
         self.receiver = self.sent_to = receiver
         endpoint = receiver.chosen
         assert endpoint is not None
-        if endpoint is self.endpoint:
+        if self.renewals:
+            endpoint = receiver.same(self.endpoint, endpoint, now_s)
+        elif endpoint is self.endpoint:
             endpoint = receiver.another(endpoint, now_s)
         self.endpoint = endpoint
         receiver.sent(endpoint, pump, 1)
@@ -336,8 +341,10 @@ class Delivery:
             value, added = outgoing
         timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
         timeout_s = endpoint.timeout.for_message(timeouts)
+        if self.wanted_timeout_s:
+            timeout_s = max(timeout_s, min(self.wanted_timeout_s, self.left_s(now_s)))
         if (stream := endpoint.stream) is not None:
-            self._send_by(stream, value, added, timeout_s)
+            self._send_by(stream, value, added, timeout_s, self.left_s(now_s))
             return
         try:
             metadata = pump.metadata(self)
@@ -347,6 +354,13 @@ class Delivery:
             return
         self.handle = endpoint.target.call(value, metadata, timeout_s, self.answered)
 
+    @property
+    def is_renewed(self) -> bool:
+        """Whether the receiver has asked for more time since the message last failed."""
+        return self.renewals > 0 or (
+            isinstance(self.handle, _StreamHandle) and bool(self.handle.batch.renewed)
+        )
+
     def _message(self) -> Message:
         origin, record = self.message_origin(), self.record
         return Message(
@@ -354,7 +368,14 @@ class Delivery:
             origin.timestamp_ms, origin.attempt + self.attempts,
         )  # fmt: skip
 
-    def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float) -> None:
+    def left_s(self, now_s: float) -> float:
+        """How much time the receiver may ask for. It counts from the delivery for which it first did."""
+        after_s = self.pump.runtime.settings.head_limits.after_s
+        return after_s - (now_s - self.renewing_s) if self.renewals else after_s
+
+    def _send_by(
+        self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float, longest_s: float
+    ) -> None:
         origin, record = self.message_origin(), self.record
         headers = [*self.pump.filter_headers(record.headers), *((name, _bytes(text)) for name, text in added)]
         message = _OriginalRecord(origin.offset, origin.timestamp_ms, record.key, value, headers)
@@ -363,7 +384,7 @@ class Delivery:
             origin.topic, origin.partition, [message], origin.retry_count, attempt, self._answered_by_stream
         )
         self.handle = _StreamHandle(stream, batch)
-        stream.send(batch, timeout_s)
+        stream.send(batch, timeout_s, longest_s)
 
     def _answered_by_stream(self, _start: int, _end: int, result: CallResult) -> None:
         self.answered(result)
@@ -431,7 +452,7 @@ class BatchDelivery(OutBatch):
         self.receiver.sent(self.endpoint, self.pump, self.open_messages)
         self.pump.batches.add(self)
         self.pump.batched += self.open_messages
-        self.stream.send(self)
+        self.stream.send(self, longest_s=self.pump.runtime.settings.head_limits.after_s)
 
     def answered(self, start: int, end: int, result: CallResult) -> None:
         self.open_messages -= end - start

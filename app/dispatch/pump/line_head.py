@@ -95,6 +95,7 @@ class LineHead:
             head_sent_s=self._sent_s(),
             delivered=pump.delivered,
             serving=runtime.is_serving(pump.open.get(tracker.base), now_s),
+            renewed=self._is_renewed(),
         )
         if found is None or not finish_by_operator(
             pump, found.offset, replace(decision, reason=found.reason)
@@ -126,6 +127,12 @@ class LineHead:
             unfinished_share=round(tracker.unfinished_share, 4),
             why_not=why_not,
         )
+
+    def _is_renewed(self) -> bool:
+        pump, head = self._pump, self._pump.tracker.base
+        if (delivery := pump.open.get(head)) is not None:
+            return delivery.is_renewed
+        return any(batch.renewed and batch.find(head) in batch.renewed for batch in pump.batches)
 
     def _sent_s(self) -> float | None:
         """When the oldest unfinished message was first sent; None while the receiver does not have it.

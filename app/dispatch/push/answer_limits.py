@@ -32,9 +32,20 @@ def ranges_in(results: Results) -> int:
         AnswerTooLarge: There are more than `MAX_RANGES`.
     """
     count = len(results.acknowledged) + len(results.skipped)
-    count += len(results.retried) + len(results.stashed) + len(results.failed)
+    count += len(results.retried) + len(results.stashed)
+    count += len(results.failed) + len(results.renewed)
     if count > MAX_RANGES:
         raise AnswerTooLarge(
             f"{ANSWER_WORDS}: {count} ranges of results in one response; at most {MAX_RANGES} are read"
         )
     return count
+
+
+def check_renewals(looks: int) -> None:
+    """`looks` at deliveries were made for one response.
+
+    Raises:
+        AnswerTooLarge: That is more than `MAX_RANGES`.
+    """
+    if looks > MAX_RANGES:
+        raise AnswerTooLarge(f"{ANSWER_WORDS}: it asks for more time for more than {MAX_RANGES} deliveries")

@@ -31,6 +31,7 @@ from app.kernel.grpc_status import (
     CANCELLED,
     DEADLINE_EXCEEDED,
     NOT_FOUND,
+    OK,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     UNIMPLEMENTED,
@@ -299,7 +300,8 @@ class Endpoint:
         if self._tells_nothing(result):
             self.breaker.forgo(now_s)
             return
-        code = result.code
+        # A receiver that asks for more time is there, and takes messages.
+        code = OK if result.is_renewal else result.code
         if failed:
             self._last_failure = result.details
         if result.answer_too_large and code not in UNREACHED:  # a stream's is counted by `_on_stream_end`

@@ -13,7 +13,8 @@ Rules (tests/dispatch/scheduler/test_endpoints.py)
    it, so an endpoint has half of it at most while another may take messages. An adaptive limit is each one's.
 4. An endpoint that is away gets a probe in its turn, while messages flow to the others. One that no longer
    answers health checks gets nothing while another does. The receiver is away when all its endpoints are.
-5. A message that is sent again goes to another endpoint, if there is one with room.
+5. A message that is sent again goes to another endpoint, if there is one with room. If its endpoint asked for
+   more time, it goes there again.
 6. Endpoints in the worker's own zone get the messages, as far as they have room.
 7. An endpoint that fails messages which the others take is ejected for some time. At least half of them stay.
 """
@@ -52,7 +53,7 @@ BREAKER_STATES = (CLOSED, str(BreakerState.HALF_OPEN), str(BreakerState.OPEN))  
 
 
 def was_taken(result: CallResult) -> bool:
-    """Whether the receiver took the message, or decided itself to skip or stash it."""
+    """Whether the receiver took the message, or decided itself to skip, to stash or to renew it."""
     action = None if result.action is None else KafkaAction.read(result.action)
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
@@ -295,6 +296,15 @@ class Receiver:
                 return other
         return endpoint
 
+    def same(self, last: Endpoint | None, chosen: Endpoint, now_s: float) -> Endpoint:
+        """The last endpoint of a message, if it has room, or else the chosen one (rule 5)."""
+        if last is None or last is chosen or last not in self.endpoints or not last.is_taker:
+            return chosen
+        if last.room(now_s) <= 0:
+            return chosen
+        chosen.breaker.forgo(now_s)
+        return last
+
     def forgo(self, now_s: float) -> None:
         """Nothing is sent to the chosen endpoint."""
         if self.chosen is not None:
@@ -327,7 +337,8 @@ class Receiver:
             del self.out[pump]
         endpoint.answered(result, count, started_s, now_s, failed=not was_taken(result), spent=spent)
         is_about_endpoint = result.local_error is None and not result.too_large and not result.is_planned_end
-        if is_about_endpoint and result.code not in FAILURES and result.code != CANCELLED:
+        is_failure = result.code in FAILURES or result.code == CANCELLED
+        if is_about_endpoint and (result.is_renewal or not is_failure):
             self.taken += count
             self.credit = min(CREDIT_MAX, self.credit + count)
         if endpoint.is_leaving:

@@ -28,6 +28,7 @@ from app.dispatch.model.circuit_breaker import FAILURES
 from app.dispatch.model.crash_suspicion import FINISHED_SHARE, CrashSuspicion, Loss
 from app.dispatch.model.dead_letter_budget import TRIAL_MIN_S
 from app.dispatch.model.outcome import HOLD_BACKOFF, Action, DeliveryDecision, KafkaAction, decide, stash
+from app.dispatch.push.call_result import CallResult
 from app.kernel.clock import now_ms
 from app.kernel.grpc_status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, code_name
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from app.dispatch.pump.delivery import BatchDelivery, Delivery
     from app.dispatch.pump.retry_publisher import RetryPublisher
     from app.dispatch.pump.settings import DispatchSettings
-    from app.dispatch.push.call_result import CallResult
     from app.dispatch.push.receiver import Receiver
     from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters
     from app.dispatch.scheduler.limits import WorkloadLimits
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from app.dispatch.scheduler.receivers import Receivers
 
 MAX_RETRY_AFTER_S = 3_600.0
+MIN_RENEWAL_S = 0.05  # between deliveries of a message that the receiver wants soon, again and again
 
 
 class OutcomeHandler:
@@ -96,7 +97,7 @@ class OutcomeHandler:
         if result.local_error is not None and result.action is not None:
             pump.finished(delivery.record, acknowledged=True, sent=False)  # an interceptor skips it
             return
-        if result.code == DEADLINE_EXCEEDED:
+        if result.code == DEADLINE_EXCEEDED and not result.is_renewal:
             delivery.timeouts += 1
         if result.local_error is not None or result.too_large:
             details = ""  # the decision's reason has them
@@ -118,8 +119,11 @@ class OutcomeHandler:
                 decision = self._blame(delivery, receiver, decision, result.loss)
                 is_limited = False  # rule 3: a suspect has its own limit
         wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
-        if decision.delay_s < wish_s:
-            decision = replace(decision, delay_s=wish_s)
+        if decision.action is Action.RENEW:
+            decision = self._renewed(delivery, decision, result)
+        else:
+            delivery.renewals, delivery.wanted_timeout_s = 0, 0.0
+            decision = replace(decision, delay_s=max(decision.delay_s, wish_s))
         code = "REJECTED" if result.local_error is not None else code_name(result.code)
         if self._is_withheld(delivery, decision, result.code, is_limited):
             self._withhold(delivery, decision, details, code)
@@ -148,6 +152,29 @@ class OutcomeHandler:
             fails_all=fails_all,
             random01=random.random(),  # noqa: S311 - jitter
         )
+
+    def granted(self, delivery: Delivery, result: CallResult) -> CallResult:
+        """The result by which a receiver asks for more time; a Retry if the message has had all of it."""
+        if delivery.left_s(self._clock()) > 0:
+            return result
+        return CallResult(result.code, result.details, "Retry", retry_after_s=result.retry_after_s)
+
+    def _renewed(
+        self, delivery: Delivery, decision: DeliveryDecision, result: CallResult
+    ) -> DeliveryDecision:
+        """The decision about a message for which the receiver asks for more time. Without a wish, it comes at
+        once, and later after longer and longer waits."""
+        if not delivery.renewals:
+            delivery.renewing_s = delivery.started_s
+        delivery.renewals += 1
+        delivery.wanted_timeout_s = result.timeout_s or 0.0
+        if result.retry_after_s is not None:
+            wait_s = max(MIN_RENEWAL_S, result.retry_after_s)
+        elif delivery.renewals == 1:
+            wait_s = 0.0
+        else:
+            wait_s = HOLD_BACKOFF.delay_s(delivery.renewals - 1, random.random())  # noqa: S311 - jitter
+        return replace(decision, delay_s=min(wait_s, delivery.left_s(self._clock())))
 
     def _blame(
         self, delivery: Delivery, receiver: Receiver, held: DeliveryDecision, loss: Loss | None
@@ -226,6 +253,9 @@ class OutcomeHandler:
                     pump.later(delivery, decision.delay_s)  # with a delay, because only this message failed
                 else:
                     queues.hold(delivery)
+            case Action.RENEW:
+                delivery.attempts = max(0, delivery.attempts - 1)
+                pump.later(delivery, decision.delay_s)
             case Action.RETRY_IN_MEMORY:
                 pump.later(delivery, decision.delay_s)
             case Action.RETRY_TOPIC if settings.ordered:

@@ -299,6 +299,8 @@ class WorkloadRuntime:
             self._count_answer(delivery, result, 1)
             delivery.come_back()
         else:
+            if result.is_renewal:
+                result = self._outcomes.granted(delivery, result)
             if queues is not None and delivery in queues.suspects_out:
                 queues.suspect_answered(delivery, result.code)
             self._count_answer(delivery, result, 1)  # first: the breaker's state is a reason of the outcome

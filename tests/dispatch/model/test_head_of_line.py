@@ -32,6 +32,7 @@ def look(
     out_s: float | None = 400.0,
     delivered: int = 100,
     serving: bool = True,
+    renewed: bool = False,
 ) -> StashVerdict | None:
     return head.evaluate(
         now_s,
@@ -42,6 +43,7 @@ def look(
         head_sent_s=None if out_s is None else now_s - out_s,
         delivered=delivered,
         serving=serving,
+        renewed=renewed,
     )
 
 
@@ -188,6 +190,13 @@ def test_by_age_a_head_leaves_a_full_tracker_without_progress_and_not_one_with_r
         head = HeadOfLineDetector(HeadLimits(300.0, full_share=full, patience_s=1e9))
         assert look(head, 1.0, finished_above=finished, out_s=0.5) is None, "it earns its credit"
         assert (look(head, 1_000.0, finished_above=finished, out_s=999.0) is not None) == goes
+
+
+def test_a_head_with_more_time_leaves_by_its_age_only() -> None:
+    head = HeadOfLineDetector(HeadLimits(300.0))
+    assert look(head, finished_above=9_500, out_s=200.0, renewed=True) is None
+    assert look(head, finished_above=9_500, out_s=301.0, renewed=True) is not None
+    assert look(head, finished_above=9_500, out_s=200.0) is not None
 
 
 def test_a_tracker_that_was_made_smaller_is_no_more_than_full() -> None:

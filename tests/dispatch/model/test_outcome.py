@@ -38,7 +38,11 @@ policies = st.builds(
     tiers=st.lists(st.builds(RetryTopic, st.floats(0, 1_000), st.integers(1, 4)), max_size=3).map(tuple),
     dlq_enabled=st.booleans(),
 )
-trailers = st.none() | st.sampled_from(["Retry", "stash", "SKIP", " skip ", "", "ack", "Retry2"]) | st.text()
+trailers = (
+    st.none()
+    | st.sampled_from(["Retry", "renew", "stash", "SKIP", " skip ", "", "ack", "Retry2"])
+    | st.text()
+)
 
 
 def answer(code: int, kafka_action: str | None = None, **changes: Any) -> DeliveryDecision:
@@ -147,6 +151,14 @@ def test_the_trailer_overrides_every_status(code: int, breaker_open: bool) -> No
 @pytest.mark.parametrize("word", ["RETRY", "retry", " Retry "])
 def test_the_trailer_is_read_in_any_case(word: str) -> None:
     assert KafkaAction.read(word) is KafkaAction.RETRY
+
+
+@pytest.mark.parametrize("code", range(17))
+@pytest.mark.parametrize("breaker_open", [False, True])
+def test_more_time_is_no_attempt(code: int, breaker_open: bool) -> None:
+    for policy in (POLICY, NO_TIERS):
+        renewed = answer(code, "Renew", policy=policy, breaker_open=breaker_open)
+        assert (renewed.action, renewed.delay_s) == (Action.RENEW, 0.0)
 
 
 @given(st.integers(0, 16), st.text().filter(lambda text: KafkaAction.read(text) is None))

@@ -144,7 +144,7 @@ CASES = [
     (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 are not read yet"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
-    (ThroughputBound.BACKOFF, flow(backoff=3), target(), "3 messages failed"),
+    (ThroughputBound.BACKOFF, flow(backoff=3), target(), "3 messages wait"),
     (ThroughputBound.NONE, IDLE, target(in_flight=4), "4 in flight"),
     (ThroughputBound.NONE, flow(unread=None), target(), "not known yet"),
     (ThroughputBound.NONE, IDLE, target(), "every message is delivered"),

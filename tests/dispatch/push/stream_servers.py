@@ -55,13 +55,16 @@ class ReceiverStream:
         """Sends a response."""
         await self.context.write(DeliverResponse(**fields).SerializeToString())
 
-    async def accept(self, deliveries: int, size: int = 1 << 40, max_request_bytes: int = 1 << 30) -> None:
+    async def accept(
+        self, deliveries: int, size: int = 1 << 40, max_request_bytes: int = 1 << 30, features: int = 0
+    ) -> None:
         """Reads Open, and gives credit."""
         request = await self.request()
         assert request is not None
         assert request.HasField("open")
         await self.say(
-            accept={"max_request_bytes": max_request_bytes}, credit={"deliveries": deliveries, "bytes": size}
+            accept={"max_request_bytes": max_request_bytes, "features": features},
+            credit={"deliveries": deliveries, "bytes": size},
         )
 
     async def messages(self, count: int) -> list[int]:
@@ -134,7 +137,7 @@ class RecordingSender:
         self.lost.append(result)
         self.away += is_whole
 
-    def send(self, records: list[StreamRecord], **fields: Any) -> OutBatch:
+    def send(self, records: list[StreamRecord], longest_s: float = 0.0, **fields: Any) -> OutBatch:
         """Sends one batch."""
         number = len(self.batches)
 
@@ -147,7 +150,7 @@ class RecordingSender:
         batch = OutBatch("orders", records=records, on_results=on_results, **made)
         self.batches.append(batch)
         self.expected += len(records)
-        self.target.send(batch)
+        self.target.send(batch, None, longest_s)
         assert not any(key[0] == number for key in self.reported), "reported from within `send`"
         return batch
 

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.health import ReceiverHealth
 from app.dispatch.push.metadata import MetadataTemplate
-from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver import Ack, Message, Receiver, Renew, Retry, Skip, Stash, Verdict
 from switchyard.receiver.addresses import listening_address
 from switchyard.receiver.verdicts import MAX_REASON_CHARS
 from tests.dispatch.push.conftest import CallTo
@@ -71,6 +71,7 @@ VERDICTS: list[tuple[Verdict, int, str | None, str]] = [
     (Skip(), OK, "Skip", ""),
     (Retry(), RESOURCE_EXHAUSTED, "Retry", "retry later"),
     (Retry(after=5), RESOURCE_EXHAUSTED, "Retry", "retry later"),
+    (Renew(60), RESOURCE_EXHAUSTED, "Renew", "the receiver asks for more time"),
     (Stash(), FAILED_PRECONDITION, "Stash", ""),
     (Stash("kaputt: ü"), FAILED_PRECONDITION, "Stash", "kaputt: ü"),
     (Stash("🚂" * 999), FAILED_PRECONDITION, "Stash", "🚂" * MAX_REASON_CHARS),
@@ -124,6 +125,23 @@ async def test_a_requested_delay_travels_in_milliseconds(
         trailers = dict(await call.trailing_metadata())
 
     assert (trailers["kafka-action"], trailers.get("kafka-retry-after-ms")) == ("Retry", header)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "timeout", "after"),
+    [(Renew(60), "60000", None), (Renew(0), None, None), (Renew(0.5, after=2), "500", "2000")],
+)
+async def test_a_wish_for_more_time_travels_in_milliseconds(
+    receiver: Receiver, verdict: Renew, timeout: str | None, after: str | None
+) -> None:
+    receiver.on(topic="orders", group="billing")(lambda message: verdict)
+
+    async with aio.insecure_channel(f"127.0.0.1:{await receiver.start()}") as channel:
+        call: Any = channel.unary_unary(METHOD, None, None)(b"", metadata=METADATA, timeout=ENOUGH_S)
+        trailers = dict(await call.trailing_metadata())
+
+    found = trailers["kafka-action"], trailers.get("kafka-timeout-ms"), trailers.get("kafka-retry-after-ms")
+    assert found == ("Renew", timeout, after)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
+import math
 import threading
 from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import grpc
@@ -14,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.dispatch.push.health import ReceiverHealth
 from app.dispatch.push.stream.client import METHOD
-from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver import Ack, Message, Receiver, Renew, Retry, Skip, Stash, Verdict
 from switchyard.receiver.outcomes import StreamOutcomes
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.conftest import Serve
@@ -22,6 +27,7 @@ from tests.dispatch.push.grpc_servers import ENOUGH_S, check_health
 from tests.dispatch.push.stream_servers import EOF, StreamRecord, rows
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 4, 12, 13, 14
+RESOURCE_EXHAUSTED = 8
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -32,7 +38,8 @@ def judge(message: Message) -> Any:
         raise LookupError("no such order ü")
     verdicts = {
         "none": None, "ack": Ack(), "skip": Skip(), "retry": Retry(), "later": Retry(after=2.5),
-        "stash": Stash("kaputt: ü"), "surrogate": Stash("\ud800"), "nonsense": 7, "true": True,
+        "renew": Renew(7), "stash": Stash("kaputt: ü"), "surrogate": Stash("\ud800"),
+        "nonsense": 7, "true": True,
     }  # fmt: skip
     return verdicts[word]
 
@@ -40,6 +47,7 @@ def judge(message: Message) -> Any:
 EXPECTED = {
     "none": (OK, None, "", None), "ack": (OK, None, "", None), "skip": (OK, "Skip", "", None),
     "retry": (8, "Retry", "retry later", None), "later": (8, "Retry", "retry later", 2.5),
+    "renew": (8, "Renew", "the receiver asks for more time", None),
     "stash": (9, "Stash", "kaputt: ü", None), "surrogate": (9, "Stash", "?", None),
     "raise": (UNKNOWN, None, "LookupError: no such order ü", None),
     "nonsense": (INTERNAL, None, "the handler returned int, which is no verdict", None),
@@ -152,6 +160,41 @@ async def test_the_message_equals_the_record(serve: Serve) -> None:
             tombstone=True,
         )
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "code"),
+    [(2_000, 1_000, OK), (2_000, 3_000, RESOURCE_EXHAUSTED), (-1, 17 << 20, OK), (20 << 20, 17 << 20, OK)],
+)
+async def test_the_size_that_the_server_takes_is_the_operators(
+    serve: Serve, limit: int, size: int, code: int
+) -> None:
+    receiver = Receiver(options=[("grpc.max_receive_message_length", limit)])
+    receiver.on(topic="orders", group="billing")(lambda _: None)
+    sender = await serve(receiver)
+    sender.send([StreamRecord(0, bytes(size)), StreamRecord(1, b"small")])
+    await sender.all_reported()
+
+    assert sender.codes(0) == [code, OK]
+    assert sender.results[0, 0].too_large == (code != OK)
+
+
+async def test_a_large_message_does_not_wait_for_those_in_flight(serve: Serve) -> None:
+    receiver, large_is_here = (
+        Receiver(options=[("grpc.max_receive_message_length", 20 << 20)]),
+        asyncio.Event(),
+    )
+
+    @receiver.on(topic="orders", group="billing")
+    async def take(message: Message) -> None:
+        if len(message.value) > 1_000:
+            large_is_here.set()
+        await large_is_here.wait()
+
+    sender = await serve(receiver)
+    sender.send([StreamRecord(0, b"small"), StreamRecord(1, bytes(17 << 20))])
+    await sender.all_reported()
+    assert sender.codes(0) == [OK, OK]
 
 
 async def test_a_hundred_thousand_messages_are_handled_once_each_in_order(serve: Serve) -> None:
@@ -389,3 +432,94 @@ def test_acknowledgements_in_any_order_become_the_fewest_ranges() -> None:
     ranges = [(span.start, span.end) for span in response.results.acknowledged]
     assert ranges == [(0, 1), (3, 10), (20, 30)]
     assert outcomes.count == 0
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_handler_asks_for_more_time_from_its_task_and_from_a_thread(
+    serve: Serve, batch: bool
+) -> None:
+    receiver = Receiver()
+
+    async def take_long(message: Message) -> None:
+        if message.offset % 2:
+            assert await asyncio.to_thread(message.renew, 60.0)
+        else:
+            assert message.renew(60.0)
+        assert 50 < message.time_left() <= 60
+
+    async def take_one(message: Message) -> None:
+        await take_long(message)
+        await asyncio.sleep(4.0)
+
+    async def take_all(messages: list[Message]) -> None:
+        for message in messages:
+            await take_long(message)
+        await asyncio.sleep(4.0)
+
+    if batch:
+        receiver.on_batch(topic="orders", group="billing")(take_all)
+    else:
+        receiver.on(topic="orders", group="billing")(take_one)
+    sender = await serve(receiver, timeout_s=2.5)
+    await sender.connected()
+    sender.send(rows(20), longest_s=ENOUGH_S)
+    await sender.all_reported()
+    assert set(sender.codes()) == {OK}
+
+
+async def test_a_wrong_wish_fails_its_message_only_and_a_message_can_be_copied(serve: Serve) -> None:
+    receiver, copies = Receiver(), []
+
+    @receiver.on(topic="orders", group="billing")
+    async def handle(message: Message) -> None:
+        copies.append((dataclasses.asdict(message), copy.deepcopy(message), ForkingPickler.dumps(message)))
+        wrong: Any = timedelta(seconds=60)
+        message.renew(wrong if message.offset == 3 else 60.0)
+
+    sender = await serve(receiver)
+    sender.send(rows(10), longest_s=ENOUGH_S)
+    await sender.all_reported()
+    assert sender.codes() == [UNKNOWN if offset == 3 else OK for offset in range(10)]
+    assert "TypeError" in sender.results[0, 3].details
+    _, copied, pickled = copies[0]
+    for again in (copied, ForkingPickler.loads(pickled)):
+        assert (again.renew(5.0), again.time_left()) == (False, math.inf)
+
+
+async def test_messages_ask_for_no_time_when_they_have_ended(serve: Serve) -> None:
+    receiver, seen = Receiver(), list[Message]()
+
+    @receiver.on(topic="orders", group="billing")
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        assert message.renew(5.0)
+
+    sender = await serve(receiver)
+    sender.send(rows(3), longest_s=ENOUGH_S)
+    await sender.all_reported()
+    assert [message.renew(5.0) for message in seen] == [False] * 3
+
+
+async def test_a_sender_that_does_not_know_more_time_is_not_asked_for_it() -> None:
+    """Its message is retried."""
+    receiver, asked = Receiver(), []
+
+    @receiver.on(topic="orders", group="billing")
+    def renew(message: Message) -> Verdict:
+        asked.append(message.renew(5.0))
+        return Renew(5.0, after=2.0)
+
+    async with aio.insecure_channel(f"127.0.0.1:{await receiver.start()}") as channel:
+        call: Any = channel.stream_stream(METHOD, None, None)()
+        opened = {"group": "billing", "topic": "orders"}
+        batch = {"first_delivery": 0, "messages": [{"value": b"v"}]}
+        await call.write(DeliverRequest(open=opened, batches=[batch]).SerializeToString())
+        answer = DeliverResponse()
+        while not answer.HasField("results"):
+            answer = DeliverResponse.FromString(await call.read())
+    await receiver.stop(0)
+    assert asked == [False]
+    (retried,) = answer.results.retried
+    assert (retried.deliveries.end, retried.after_ms) == (1, 2_000)
+    assert not answer.results.renewed
+    assert not answer.renewals

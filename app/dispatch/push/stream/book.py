@@ -26,13 +26,18 @@ BatchT = TypeVar("BatchT")
 
 
 class InFlightBatch:
-    """A batch in the book. `first_unsent` is an index; `done` has one byte for each index."""
+    """A batch in the book. `first_unsent` is an index; `done` has one byte for each index; `later` has the
+    deadlines of those that got more time, `latest_s` at most."""
 
-    __slots__ = ("batch", "deadline_s", "done", "first_unsent", "open_messages", "spans")
+    __slots__ = (
+        "batch", "deadline_s", "done", "first_unsent", "later", "latest_s", "open_messages", "spans",
+    )  # fmt: skip
 
-    def __init__(self, batch: Any, count: int, deadline_s: float) -> None:
+    def __init__(self, batch: Any, count: int, deadline_s: float, latest_s: float) -> None:
         self.batch = batch  # None once all is reported: the entry may stay for long, its messages must not
         self.deadline_s = deadline_s
+        self.latest_s = max(deadline_s, latest_s)
+        self.later: dict[int, float] = {}
         self.done = bytearray(count)
         self.open_messages = count
         self.first_unsent = 0
@@ -63,11 +68,12 @@ class InFlightBatches(Generic[BatchT]):
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def queue(self, batch: BatchT, count: int, deadline_s: float) -> None:
-        """Adds a batch of `count` messages. Raises ValueError: it is empty, or in the book already."""
+    def queue(self, batch: BatchT, count: int, deadline_s: float, latest_s: float = 0.0) -> None:
+        """Adds a batch of `count` messages, which may be renewed until `latest_s`. Raises ValueError: it is
+        empty, or in the book already."""
         if count < 1 or id(batch) in self._entries:
             raise ValueError("a batch is queued once, and has at least one message")
-        entry = InFlightBatch(batch, count, deadline_s)
+        entry = InFlightBatch(batch, count, deadline_s, latest_s)
         self._entries[id(batch)] = entry
         self._queue.append(entry)
         self._queued += 1
@@ -161,6 +167,32 @@ class InFlightBatches(Generic[BatchT]):
             at += 1
         return runs
 
+    def renew(self, start: int, end: int, until_s: float) -> tuple[list[tuple[BatchT, int]], int]:
+        """Gives the deliveries [start, end) that have no result until then.
+
+        Returns:
+            The batches and indexes of those that have more time by it, and how many spans and deliveries it
+            looked at.
+        """
+        firsts, spans = self._firsts, self._spans
+        renewed: list[tuple[BatchT, int]] = []
+        at = max(0, bisect_right(firsts, start) - 1)
+        looks = 1
+        while at < len(firsts) and firsts[at] < end:
+            first = firsts[at]
+            span_end, index, entry = spans[at]
+            at += 1
+            looks += 1
+            new_s, done = min(until_s, entry.latest_s), entry.done
+            low, high = index + max(start, first) - first, index + min(end, span_end) - first
+            while low < high and (low := done.find(0, low, high)) >= 0:
+                looks += 1
+                if new_s > entry.later.get(low, entry.deadline_s):
+                    entry.later[low] = new_s
+                    renewed.append((entry.batch, low))
+                low += 1
+        return renewed, looks
+
     def cancel(
         self, batch: BatchT, start: int, end: int
     ) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
@@ -180,19 +212,29 @@ class InFlightBatches(Generic[BatchT]):
         return runs, numbers
 
     def expire(self, now_s: float) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
-        """Gives up every batch whose deadline has passed; returns the same as `cancel`."""
+        """Gives up every message whose deadline has passed; returns the same as `cancel`."""
         runs: list[tuple[BatchT, int, int]] = []
         numbers: list[tuple[int, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             entry = heapq.heappop(self._deadlines)[2]
-            if entry.open_messages:
-                more_runs, more_numbers = self.cancel(entry.batch, 0, len(entry.done))
-                runs += more_runs
-                numbers += more_numbers
+            if not entry.open_messages:
+                continue
+            done, start = entry.done, 0
+            later = {at: until_s for at, until_s in entry.later.items() if until_s > now_s and not done[at]}
+            for kept in (*sorted(later), len(done)):
+                if start < kept:
+                    more_runs, more_numbers = self.cancel(entry.batch, start, kept)
+                    runs += more_runs
+                    numbers += more_numbers
+                start = kept + 1
+            entry.later = later
+            if later:
+                self._queued += 1
+                heapq.heappush(self._deadlines, (min(later.values()), self._queued, entry))
         return runs, numbers
 
     def next_deadline_s(self) -> float | None:
-        """When `expire` is due; None: never."""
+        """When `expire` is due, at the latest; None: never."""
         deadlines = self._deadlines
         while deadlines and not deadlines[0][2].open_messages:
             heapq.heappop(deadlines)

@@ -11,8 +11,9 @@ protobuf. `OutBatch.on_results` reports each message given to `send` once:
 | what happened                       | result                                                       |
 |-------------------------------------|--------------------------------------------------------------|
 | acknowledged                        | code 0                                                       |
-| skipped, retried, stashed, failed   | as of a unary call: code, `action`, details, `retry_after_s` |
+| skipped, retried, stashed, renewed  | as of a unary call: code, `action`, details, `retry_after_s` |
 | no result within its timeout        | DEADLINE_EXCEEDED                                            |
+| failed                              | code and details                                             |
 | the stream was lost                 | UNAVAILABLE: the receiver may have handled it                |
 | the receiver refuses the stream     | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
 | given up by `cancel`, drain, close  | CANCELLED                                                    |
@@ -38,16 +39,16 @@ from typing import NamedTuple
 
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import SenderRole
-from app.dispatch.push.stream.encoder import OutBatch
+from app.dispatch.push.stream.encoder import MAX_TIMEOUT_MS, OutBatch
 from app.dispatch.push.stream.link import StreamLink
 from app.dispatch.push.stream.replacement import Replacement
+from app.dispatch.push.stream.results import RENEW
 from app.dispatch.push.transport import StreamChannel
 from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
 from switchyard.v1.receiver_pb2 import Open, Role
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between attempts at a receiver that lacked the method
-MAX_TIMEOUT_MS = (1 << 32) - 1
 
 
 class Sender(NamedTuple):
@@ -159,8 +160,9 @@ class StreamTarget:
             for link in self._links:
                 link.connect()
 
-    def send(self, batch: OutBatch, timeout_s: float | None = None) -> None:
+    def send(self, batch: OutBatch, timeout_s: float | None = None, longest_s: float = 0.0) -> None:
         """Sends a batch, in parts if need be. Beyond `room` it waits, at most `timeout_s` (or the target's).
+        The receiver may ask for more time, up to `longest_s`.
 
         Raises:
             ValueError: The batch is empty, or under way already.
@@ -172,7 +174,7 @@ class StreamTarget:
         self.connect()
         links = self._links
         link = links[0] if len(links) == 1 else max(links, key=_preference)
-        link.queue(batch, self.timeout_s if timeout_s is None else timeout_s)
+        link.queue(batch, self.timeout_s if timeout_s is None else timeout_s, longest_s)
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> None:
         """Gives up the indexes [start, end) that have no result; they end as CANCELLED."""
@@ -200,7 +202,7 @@ class StreamTarget:
     def _open_message(self) -> Open:
         group, topic, worker = self._sender
         timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
-        return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
+        return Open(group=group, topic=topic, worker=worker, features=RENEW, timeout_ms=timeout_ms)
 
     def _on_link_room(self, link: StreamLink) -> None:
         if self._draining:

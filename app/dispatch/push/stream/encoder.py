@@ -11,6 +11,7 @@ Rules (tests/dispatch/push/stream/test_encoder.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from app.dispatch.model.header_filter import HeaderFilter
@@ -24,6 +25,7 @@ BATCH_BYTES = 512  # upper bound, without messages, topic and traceparent
 MESSAGE_BYTES = 48  # upper bound, without key, value and headers
 HEADER_BYTES = 24  # upper bound, without name and value
 BYTES_A_CHAR = 4  # upper bound, in UTF-8
+MAX_TIMEOUT_MS = (1 << 32) - 1
 
 
 OnResults = Callable[[int, int, "CallResult"], None]
@@ -41,11 +43,13 @@ class OutBatch:
             It is called from the event loop, never from within a method of the target.
         traceparent: For records without one among their headers; "": receivers derive it.
         header_filter: Chooses the record headers that are sent; None: all.
+        deadline_s: Until when these have time, by `time.monotonic`; 0: as the stream said when it was opened.
+        renewed: Indexes of messages that have more time, because the receiver asked for it.
     """
 
     __slots__ = (
-        "attempt", "header_filter", "on_results", "partition", "records", "retry_count", "topic",
-        "traceparent",
+        "attempt", "deadline_s", "header_filter", "on_results", "partition", "records", "renewed",
+        "retry_count", "topic", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +71,8 @@ class OutBatch:
         self.on_results = on_results
         self.traceparent = traceparent
         self.header_filter = header_filter
+        self.deadline_s = 0.0
+        self.renewed: set[int] | None = None
 
 
 class MessageNotEncodable(ValueError):
@@ -122,6 +128,8 @@ def _begin(wire_batch: Batch, batch: OutBatch, start: int, number: int) -> None:
     wire_batch.retry_count = batch.retry_count
     wire_batch.attempt = batch.attempt
     wire_batch.traceparent = batch.traceparent
+    if batch.deadline_s:  # what the batch has waited for its sending is not the receiver's
+        wire_batch.timeout_ms = max(1, min(MAX_TIMEOUT_MS, round((batch.deadline_s - monotonic()) * 1000)))
 
 
 def _add_messages(

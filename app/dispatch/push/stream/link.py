@@ -19,21 +19,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from app.dispatch.model.crash_suspicion import NOT_SENT, Loss
-from app.dispatch.push.answer_limits import RANGES_AT_ONCE, AnswerTooLarge, ranges_in
+from app.dispatch.push.answer_limits import (
+    RANGES_AT_ONCE,
+    AnswerTooLarge,
+    check_renewals,
+    ranges_in,
+)
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.http_answer import why_no_receiver
 from app.dispatch.push.size_refusal import size_refusal
 from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.outbox import AnsweredRuns, Outbox
-from app.dispatch.push.stream.results import UNSENT, read_results
+from app.dispatch.push.stream.results import RENEW, UNSENT, read_results
 from app.dispatch.push.transport import StreamCall, StreamChannel
 from app.kernel.grpc_status import (
     CANCELLED,
@@ -45,7 +51,7 @@ from app.kernel.grpc_status import (
     UNAVAILABLE,
     UNIMPLEMENTED,
 )
-from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Renewal, Role
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +61,7 @@ MAX_WAITING = 4_096  # messages queued and not sent: a few requests
 LATE_S, SECOND_LOOK_S = 0.25, 0.05
 STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream within this counts as absent
 DRAIN_POLL_S = 0.01
+RENEWAL_GRID_S = 0.1  # deadlines of renewals, so that thousands of different ones are few timers
 RETIRE_S = 1.0  # for a receiver to end a stream that has been drained
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 REFUSED = {
@@ -92,6 +99,7 @@ class StreamLink:
         self._on_room = on_room
         self._on_lost = on_lost
         self.up = False
+        self._may_renew = False
         self._start_book()
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # also of former streams, whose connections close
@@ -125,9 +133,12 @@ class StreamLink:
         """Messages waiting, and messages in flight."""
         return self._book.waiting, self._book.in_flight
 
-    def queue(self, batch: OutBatch, timeout_s: float) -> None:
-        """Queues a batch for sending, and connects if need be."""
-        self._book.queue(batch, len(batch.records), time.monotonic() + timeout_s)
+    def queue(self, batch: OutBatch, timeout_s: float, longest_s: float = 0.0) -> None:
+        """Queues a batch for sending, and connects if need be. It may take up to `longest_s` if the receiver
+        asks for more time."""
+        now_s = time.monotonic()
+        self._book.queue(batch, len(batch.records), now_s + timeout_s, now_s + longest_s)
+        batch.deadline_s = now_s + timeout_s
         self._arm()
         self._wake.set()
         self.connect()
@@ -271,6 +282,7 @@ class StreamLink:
             self._backoff_s = 0.0
             limits = [response.accept.max_request_bytes or DEFAULT_MAX_REQUEST, self.max_request]
             self._outbox.max_request = min(limit for limit in limits if limit)
+            self._may_renew = bool(response.accept.features & RENEW)
         if response.HasField("results"):
             unknown = book.unknown
             ranges_in(response.results)
@@ -282,12 +294,30 @@ class StreamLink:
                 log.warning(
                     "a receiver sent results for deliveries that were never made", unknown=book.unknown
                 )
+        if self._may_renew and response.renewals:
+            await self._renew(response.renewals)
         if response.HasField("credit"):
             book.credited(response.credit.deliveries, response.credit.bytes)
         if book.waiting:
             self._wake.set()
         if is_new or self.room:
             self._on_room()
+
+    async def _renew(self, renewals: Sequence[Renewal]) -> None:
+        """Raises AnswerTooLarge."""
+        looks = paused_at = 0
+        for renewal in renewals:
+            wanted_s = time.monotonic() + renewal.for_ms / 1000
+            span, until_s = renewal.deliveries, math.ceil(wanted_s / RENEWAL_GRID_S) * RENEWAL_GRID_S
+            renewed, more = self._book.renew(span.start, span.end, until_s)
+            for batch, index in renewed:
+                batch.renewed = batch.renewed or set()
+                batch.renewed.add(index)
+            looks += more
+            check_renewals(looks)
+            if looks >= paused_at + RANGES_AT_ONCE:
+                paused_at = looks
+                await asyncio.sleep(0)
 
     async def _write(self, call: StreamCall) -> None:
         """Writes until the stream ends; the reader reports why it ended."""

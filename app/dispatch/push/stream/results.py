@@ -9,6 +9,7 @@ from app.dispatch.push.call_result import CallResult
 from app.kernel.grpc_status import CANCELLED, FAILED_PRECONDITION, OK, RESOURCE_EXHAUSTED, UNKNOWN
 from switchyard.v1.receiver_pb2 import Range, Results
 
+RENEW = 1  # of `features`: the receiver may ask for more time
 MAX_REASON_CHARS = 500  # as the contract says
 
 ACKNOWLEDGED = CallResult(OK)
@@ -23,14 +24,18 @@ def read_results(results: Results) -> Iterator[tuple[Range, CallResult]]:
     for span in results.skipped:
         yield span, SKIPPED
     for retry in results.retried:
-        after_s = retry.after_ms / 1000 if retry.after_ms else None
+        reason = retry.reason[:MAX_REASON_CHARS] or "retry later"
+        after_s = retry.after_ms / 1000 or None
+        yield retry.deliveries, CallResult(RESOURCE_EXHAUSTED, reason, "Retry", retry_after_s=after_s)
+    for renew in results.renewed:
         yield (
-            retry.deliveries,
+            renew.deliveries,
             CallResult(
                 RESOURCE_EXHAUSTED,
-                retry.reason[:MAX_REASON_CHARS] or "retry later",
-                "Retry",
-                retry_after_s=after_s,
+                "the receiver asks for more time",
+                "Renew",
+                retry_after_s=renew.after_ms / 1000 or None,
+                timeout_s=renew.timeout_ms / 1000 or None,
             ),
         )
     for stash in results.stashed:

@@ -9,7 +9,7 @@ const WORDS = {
   rate: ["warn", "the definition's rate"], cpu: ["bad", "the CPU quota of the worker's container"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
   memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"], throttled: ["warn", "the broker's quota delays reading"],
-  delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],
+  delay: ["", "messages wait for their time"], backoff: ["warn", "messages that failed wait, and those that the receiver wants later"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],
 };
 export const bound = (word) => el("span", { class: `pill ${WORDS[word]?.[0] ?? ""}`, title: WORDS[word]?.[1] ?? word }, word);
 const grave = (word) => WORDS[word]?.[0] === "bad";

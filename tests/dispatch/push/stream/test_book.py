@@ -34,6 +34,8 @@ class BookMachine(RuleBasedStateMachine):
         self.book: InFlightBatches[Named] = InFlightBatches()
         self.now_s = 0.0
         self.deadlines: dict[Named, float] = {}
+        self.latest: dict[Named, float] = {}
+        self.renewed: dict[tuple[Named, int], float] = {}
         self.waiting: list[tuple[Named, int]] = []
         self.sent: list[tuple[Named, int]] = []  # by number
         self.reported: Counter[tuple[Named, int]] = Counter()
@@ -47,10 +49,11 @@ class BookMachine(RuleBasedStateMachine):
         self.reported.update(items)
         self.waiting = [item for item in self.waiting if item not in expected]
 
-    @rule(count=st.integers(1, 12), timeout_s=st.integers(1, 9))
-    def queue(self, count: int, timeout_s: int) -> None:
+    @rule(count=st.integers(1, 12), timeout_s=st.integers(1, 9), longest_s=st.integers(0, 20))
+    def queue(self, count: int, timeout_s: int, longest_s: int) -> None:
         batch = Named(count)
-        self.book.queue(batch, count, self.now_s + timeout_s)
+        self.book.queue(batch, count, self.now_s + timeout_s, self.now_s + longest_s)
+        self.latest[batch] = self.now_s + max(timeout_s, longest_s)
         self.deadlines[batch] = self.now_s + timeout_s
         self.waiting += [(batch, index) for index in range(count)]
 
@@ -105,14 +108,32 @@ class BookMachine(RuleBasedStateMachine):
         assert not ranges, "the receiver has none of it"
         self.note(reported, expected)
 
+    def deadline_s(self, item: tuple[Named, int]) -> float:
+        return self.renewed.get(item, self.deadlines[item[0]])
+
+    @rule(start=numbers, length=st.integers(-2, 20), for_s=st.integers(0, 15))
+    def renew(self, start: int, length: int, for_s: int) -> None:
+        inside = self.sent[max(0, start) : max(0, start + length)]
+        expected = [item for item in inside if not self.reported[item]]
+        renewed, looks = self.book.renew(start, start + length, self.now_s + for_s)
+        assert looks > len(renewed)
+        longer = {
+            item: until_s
+            for item in expected
+            if (until_s := min(self.now_s + for_s, self.latest[item[0]])) > self.deadline_s(item)
+        }
+        assert sorted(renewed, key=inside.index) == list(longer)
+        self.renewed |= longer
+
     @rule(seconds=st.integers(0, 5))
     def time_passes(self, seconds: int) -> None:
         self.now_s += seconds
-        due = [batch for batch, deadline_s in self.deadlines.items() if deadline_s <= self.now_s]
-        expected = {
-            (batch, index) for batch in due for index in range(batch.count) if not self.reported[batch, index]
-        }
+        items = [(batch, index) for batch in self.deadlines for index in range(batch.count)]
+        expected = {item for item in items if not self.reported[item] and self.deadline_s(item) <= self.now_s}
         self.note(self.book.expire(self.now_s)[0], expected)
+        next_s = self.book.next_deadline_s()
+        assert next_s is None or next_s > self.now_s, "no timer runs again at once"
+        assert len(self.book._deadlines) <= len(self.deadlines)
 
     @rule()
     def lose(self) -> None:
@@ -136,12 +157,18 @@ class BookMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         in_flight = [item for item in self.sent if not self.reported[item]]
         assert (self.book.waiting, self.book.in_flight) == (len(self.waiting), len(in_flight))
-        open_deadlines = [
-            deadline_s
-            for batch, deadline_s in self.deadlines.items()
-            if any(not self.reported[batch, index] for index in range(batch.count))
+        open_items = [
+            (batch, index)
+            for batch in self.deadlines
+            for index in range(batch.count)
+            if not self.reported[batch, index]
         ]
-        assert self.book.next_deadline_s() == min(open_deadlines, default=None)
+        next_s = min(map(self.deadline_s, open_items), default=None)
+        found_s = self.book.next_deadline_s()
+        assert (found_s is None) == (next_s is None)
+        assert found_s is None or next_s is None or found_s <= next_s
+        if not self.renewed:
+            assert found_s == next_s
 
 
 TestBook = BookMachine.TestCase

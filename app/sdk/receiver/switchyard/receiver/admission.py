@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
+from switchyard.receiver.delivery_time import DeliveryTime
 from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
 from switchyard.receiver.verdicts import Message, RegionRole
 from switchyard.v1.receiver_pb2 import Batch, Open, Role
@@ -90,13 +91,15 @@ def read_role(role: Role) -> RegionRole | None:
     return RegionRole(role.region, role.primary, role.epoch) if role.region else None
 
 
-def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> list[Message]:
+def read_batch(
+    batch: Batch, opened: Open, role: RegionRole | None = None, time: DeliveryTime | None = None
+) -> list[Message]:
     """The messages of a batch."""
     topic, group = batch.topic or opened.topic, opened.group
     partition, offset, timestamp_ms = batch.partition, batch.base_offset, batch.base_timestamp_ms
     retry_count, attempt, traceparent = batch.retry_count, batch.attempt or 1, batch.traceparent
     messages = []
-    for sent in batch.messages:
+    for number, sent in enumerate(batch.messages, batch.first_delivery):
         key: bytes | None = sent.key
         if not key and not sent.HasField("key"):
             key = None
@@ -109,7 +112,7 @@ def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> li
         messages.append(
             Message(
                 topic, group, value, partition, at, key, headers, sent_ms, retry_count, attempt, own,
-                not value and not sent.HasField("value"), role,
+                not value and not sent.HasField("value"), role, time, number,
             )
         )  # fmt: skip
     return messages

@@ -46,6 +46,7 @@ from switchyard.receiver.verdicts import (
     Failed,
     Message,
     NoVerdict,
+    Renew,
     Retry,
     Skip,
     Stash,
@@ -59,7 +60,7 @@ log = logging.getLogger("switchyard.receiver")
 LOG_INTERVAL_S = 60.0
 ACK: Final = Ack()
 
-Outcome = Ack | Retry | Stash | Skip | BaseException
+Outcome = Ack | Retry | Renew | Stash | Skip | BaseException
 
 
 class Before(Protocol):
@@ -112,7 +113,7 @@ class _Link:
             verdict: Any = self.before(message)
         except Exception as error:  # noqa: BLE001 - the interceptor's
             return Failed(error)
-        if verdict is None or isinstance(verdict, Ack | Retry | Skip):
+        if verdict is None or isinstance(verdict, Ack | Retry | Renew | Skip):
             return verdict
         if isinstance(verdict, Stash):
             return Stash(f"interceptor {self.name}: {verdict.reason or 'no reason given'}")

@@ -9,6 +9,7 @@ import grpc
 from switchyard.receiver.verdicts import (
     Failed,
     NoVerdict,
+    Renew,
     Retry,
     Skip,
     Stash,
@@ -20,7 +21,7 @@ from switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
 
 _UNKNOWN: int = grpc.StatusCode.UNKNOWN.value[0]
 _INTERNAL: int = grpc.StatusCode.INTERNAL.value[0]
-MAX_AFTER_MS = (1 << 32) - 1
+MAX_MS = (1 << 32) - 1
 MOST_OTHERS = 1_000  # in a response: at most 2 MiB, with 500 characters of reason each
 
 
@@ -29,14 +30,18 @@ class StreamOutcomes:
 
     Acknowledgements may come one by one in any order, and cost a list's append each.
 
+    Args:
+        may_renew: The sender knows `Renew`; otherwise it gets a `Retry`.
+
     Attributes:
         acknowledged: Numbers of acknowledged deliveries; fast paths append to it directly.
         others: The number of other outcomes.
     """
 
-    __slots__ = ("_ranges", "_results", "acknowledged", "others")
+    __slots__ = ("_may_renew", "_ranges", "_results", "acknowledged", "others")
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_renew: bool = False) -> None:
+        self._may_renew = may_renew
         self.acknowledged: list[int] = []
         self.others = 0
         self._ranges: list[tuple[int, int]] = []
@@ -56,11 +61,16 @@ class StreamOutcomes:
         """Adds the verdict of one delivery."""
         if isinstance(verdict, Failed):
             self.fail(number, number + 1, verdict.error)
-        elif isinstance(verdict, Retry | Stash | Skip):
+        elif isinstance(verdict, Retry | Renew | Stash | Skip):
             results = self._others()
             span = Range(start=number, end=number + 1)
-            if isinstance(verdict, Retry):
-                results.retried.add(deliveries=span, after_ms=after_ms(verdict))
+            if isinstance(verdict, Renew) and self._may_renew:
+                timeout_ms = milliseconds(verdict.seconds)
+                results.renewed.add(
+                    deliveries=span, timeout_ms=timeout_ms, after_ms=milliseconds(verdict.after)
+                )
+            elif isinstance(verdict, Retry | Renew):
+                results.retried.add(deliveries=span, after_ms=milliseconds(verdict.after))
             elif isinstance(verdict, Stash):
                 results.stashed.add(deliveries=span, reason=plain_text(verdict.reason))
             else:
@@ -123,9 +133,8 @@ def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int,
     return [*joined, (start, end)]
 
 
-def after_ms(verdict: Retry) -> int:
-    """The delay as both contracts send it: 0 if there is none or it is not above 0, else at least 1."""
-    after_s = verdict.after
-    if after_s is None or not after_s > 0:
+def milliseconds(seconds: float | None) -> int:
+    """A time as both contracts send it: 0 if there is none or it is not above 0, else at least 1."""
+    if seconds is None or not seconds > 0:
         return 0
-    return max(1, round(min(after_s * 1000, MAX_AFTER_MS)))
+    return max(1, round(min(seconds * 1000, MAX_MS)))

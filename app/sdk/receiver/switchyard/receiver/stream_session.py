@@ -24,14 +24,17 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from switchyard.receiver.admission import SLICE_S, AdmissionWindow, TaskGate, Violation, read_batch, read_role
+from switchyard.receiver.delivery_time import StreamTime
 from switchyard.receiver.outcomes import StreamOutcomes
 from switchyard.receiver.python310 import is_being_cancelled, keep_running
 from switchyard.receiver.unary_service import HandlerRoute
 from switchyard.receiver.verdicts import Message, RegionRole, checked, spread
-from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Range
 
 SURELY_ASYNC = 8  # a handler that only returned awaitables for so large a batch counts as asynchronous
 WRITE_PAUSE_S = 0.001
+MOST_RENEWALS = 1_000  # in a response
+RENEW = 1  # of `features`: the receiver may ask for more time
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
@@ -63,13 +66,16 @@ class Session:
         self._opened = opened
         self._window = window
         self._gate = gate
-        self._outcomes = StreamOutcomes()
+        self._outcomes = StreamOutcomes(may_renew=bool(opened.features & RENEW))
         self._role: RegionRole | None = None
         self._next = 0  # the number of the next delivery
         self._open = 0  # unfinished deliveries
         self._released = 0  # bytes of finished deliveries
         self._tasks: dict[int, tuple[int, asyncio.Future[Any] | None]] = {}  # by first number: end, task
         self._wake = asyncio.Event()
+        self._may_renew = bool(opened.features & RENEW)
+        self._renewals: dict[int, int] = {}  # milliseconds for deliveries that need more time
+        self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
         self._ending = False
@@ -82,6 +88,7 @@ class Session:
         """
         response = DeliverResponse()
         response.accept.max_request_bytes = self._window.max_request_bytes
+        response.accept.features = RENEW
         self._credit(response)
         await self._context.write(response.SerializeToString())
         loop = asyncio.get_running_loop()
@@ -137,7 +144,8 @@ class Session:
             start = self._next
             if batch.first_delivery != start:
                 raise Violation(f"a batch begins with delivery {batch.first_delivery}, but {start} is next")
-            messages = read_batch(batch, self._opened, self._role)
+            timeout_ms = batch.timeout_ms or self._opened.timeout_ms
+            messages = read_batch(batch, self._opened, self._role, StreamTime(timeout_ms / 1000, self._ask))
             self._next += len(messages)
             if self._route.batch:
                 self._enter_batch(start, messages, share)
@@ -265,6 +273,27 @@ class Session:
         response.credit.deliveries = self._next - self._open + self._window.deliveries
         response.credit.bytes = self._released + self._window.size
 
+    def _ask(self, number: int, wanted_ms: int) -> bool:
+        """Asks for more time (`delivery_time.StreamTime`), if the sender knows that and the handler runs. Any
+        thread may call this."""
+        if not self._may_renew:
+            return False
+        runs = number in self._tasks
+        if self._route.batch:
+            runs = any(start <= number < end for start, (end, _) in list(self._tasks.items()))
+        if runs:
+            self._loop.call_soon_threadsafe(self._add_renewal, number, wanted_ms)
+        return runs
+
+    def _add_renewal(self, number: int, wanted_ms: int) -> None:
+        self._renewals[number] = wanted_ms
+        self._wake.set()
+
+    def _take_renewals_into(self, response: DeliverResponse) -> None:
+        for number in list(self._renewals)[:MOST_RENEWALS]:
+            wanted_ms = self._renewals.pop(number)
+            response.renewals.add(deliveries=Range(start=number, end=number + 1), for_ms=wanted_ms)
+
     async def _flush(self) -> None:
         """Sends results until all are sent, or the connection breaks."""
         with contextlib.suppress(*BROKEN):
@@ -273,8 +302,9 @@ class Session:
                 self._wake.clear()
                 response = DeliverResponse()
                 self._outcomes.take_into(response)
+                self._take_renewals_into(response)
                 self._credit(response)
                 await self._context.write(response.SerializeToString())
-                if self._outcomes.count:
+                if self._outcomes.count or self._renewals:
                     self._wake.set()
                 await asyncio.sleep(WRITE_PAUSE_S)

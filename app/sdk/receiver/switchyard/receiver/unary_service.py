@@ -9,13 +9,15 @@ from typing import Any
 
 import grpc
 
-from switchyard.receiver.outcomes import after_ms
+from switchyard.receiver.delivery_time import DeliveryTime, UnaryTime
+from switchyard.receiver.outcomes import milliseconds
 from switchyard.receiver.verdicts import (
     Ack,
     Failed,
     Message,
     NoVerdict,
     RegionRole,
+    Renew,
     Retry,
     Skip,
     Verdict,
@@ -26,9 +28,11 @@ from switchyard.receiver.verdicts import (
 )
 
 HEADER_PREFIX = "kafka-header-"
-ACTION, RETRY_AFTER = "kafka-action", "kafka-retry-after-ms"
+ACTION, RETRY_AFTER, TIMEOUT = "kafka-action", "kafka-retry-after-ms", "kafka-timeout-ms"
 REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
 VALUE_NULL = "kafka-value-null"  # "true": the empty body is a tombstone
+# They say how the worker changed a Protobuf value. Over streams they are headers, so they are here, too.
+ADDED = ("switchyard-payload-format", "switchyard-payload-message", "switchyard-schema-id")
 
 
 @dataclass(slots=True)
@@ -93,7 +97,7 @@ class UnarySide:
 
 
 async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
-    message = read_message(value, context.invocation_metadata() or ())
+    message = read_message(value, context.invocation_metadata() or (), UnaryTime(context))
     try:
         verdict = await route.one(message)
     except NoVerdict as error:
@@ -107,20 +111,23 @@ async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
     if isinstance(verdict, Skip):
         context.set_trailing_metadata(((ACTION, "Skip"),))
         return b""
-    if isinstance(verdict, Retry):
-        wish = after_ms(verdict)
-        trailers: tuple[tuple[str, str], ...] = ((ACTION, "Retry"),)
-        if wish:
-            trailers = (*trailers, (RETRY_AFTER, str(wish)))
-        context.set_trailing_metadata(trailers)
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "retry later")
+    if isinstance(verdict, Retry | Renew):
+        wishes = [(RETRY_AFTER, milliseconds(verdict.after))]
+        if isinstance(verdict, Renew):
+            wishes.append((TIMEOUT, milliseconds(verdict.seconds)))
+        trailers = [(name, str(wish)) for name, wish in wishes if wish]
+        context.set_trailing_metadata(((ACTION, type(verdict).__name__), *trailers))
+        words = "retry later" if isinstance(verdict, Retry) else "the receiver asks for more time"
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
     else:
         context.set_trailing_metadata(((ACTION, "Stash"),))
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, plain_text(verdict.reason))
     return b""
 
 
-def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> Message:
+def read_message(
+    value: bytes, metadata: Sequence[tuple[str, str | bytes]], time: DeliveryTime | None = None
+) -> Message:
     """The message of a call. A number that cannot be read counts as missing: time -1, attempt 1, else 0."""
     text: dict[str, str] = {}
     headers: list[tuple[str, bytes]] = []
@@ -133,6 +140,7 @@ def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> M
                 headers.append((name[len(HEADER_PREFIX) : -4], item))
         else:
             text[name] = item
+    headers += [(name, text[name].encode()) for name in ADDED if name in text]
     return Message(
         topic=text.get("kafka-topic", ""),
         group=text.get("kafka-consumergroup", ""),
@@ -147,6 +155,7 @@ def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> M
         traceparent=text.get("traceparent", ""),
         tombstone=not value and text.get(VALUE_NULL) == "true",
         role=_role(text) if REGION in text else None,
+        _time=time,
     )
 
 

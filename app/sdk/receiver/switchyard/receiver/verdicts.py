@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from switchyard.receiver.delivery_time import DeliveryTime
 
 MAX_REASON_CHARS = 500
 
@@ -22,6 +27,20 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Deliver it once more, with a timeout of `seconds` if that is longer than the usual one. This does not
+    count as an attempt, and comes to the same receiver if it can.
+
+    It comes at once, or after `after` seconds: so a receiver that works on it elsewhere may ask from time to
+    time. Without `after` the waits grow. When the workload's `headOfLine.after` has passed since the first
+    delivery, this is a `Retry`.
+    """
+
+    seconds: float
+    after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stash:
     """Never deliver it again: to the dead letter queue, with the reason."""
 
@@ -33,7 +52,7 @@ class Skip:
     """Acknowledge it without handling it."""
 
 
-Verdict = Ack | Retry | Stash | Skip | None
+Verdict = Ack | Retry | Renew | Stash | Skip | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,8 @@ class RegionRole:
 
 @dataclass(slots=True)
 class Message:
-    """A delivered message. `headers` are the record's own, in order, with names in lower case.
+    """A delivered message. `headers` are the record's own, in order, with names in lower case. After them
+    come those that say how its value was changed (`switchyard-payload-format`, for example).
 
     A tombstone, a record without a value, has `tombstone` and an empty `value`. So handlers that do not know
     tombstones still get bytes. `role` is set for workloads that several regions share.
@@ -71,6 +91,21 @@ class Message:
     traceparent: str = ""
     tombstone: bool = False
     role: RegionRole | None = None
+    _time: DeliveryTime | None = field(default=None, repr=False, compare=False)
+    _number: int = field(default=0, repr=False, compare=False)
+
+    def time_left(self) -> float:
+        """Seconds until the delivery times out, and is made again; infinite if there is no limit."""
+        return math.inf if self._time is None else self._time.left_s(self._number)
+
+    def renew(self, seconds: float) -> bool:
+        """Asks for this much time from now on, while an asynchronous handler works on the message; from any
+        thread. It never shortens what is left. The workload's `headOfLine.after` limits the whole.
+
+        Returns False if that cannot be: for unary calls, where a handler returns `Renew` instead, and when
+        the delivery has ended. Messages of a batch are renewed one by one.
+        """
+        return self._time is not None and self._time.renew(self._number, seconds)
 
 
 Handler = Callable[[Message], Verdict | Awaitable[Verdict]]
@@ -97,7 +132,7 @@ def checked(verdict: object) -> Verdict | Failed:
     Raises:
         NoVerdict: It is no verdict.
     """
-    if verdict is None or isinstance(verdict, Ack | Retry | Stash | Skip | Failed):
+    if verdict is None or isinstance(verdict, Ack | Retry | Renew | Stash | Skip | Failed):
         return verdict
     raise NoVerdict(f"the handler returned {type(verdict).__name__}, which is no verdict")
 

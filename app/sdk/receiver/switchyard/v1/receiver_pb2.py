@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswitchyard/v1/receiver.proto\x12\rswitchyard.v1\"\xb4\x01\n\x0e\x44\x65liverRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x13.switchyard.v1.Open\x12%\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x14.switchyard.v1.Batch\x12&\n\x08\x63\x61nceled\x18\x03 \x03(\x0b\x32\x14.switchyard.v1.Range\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\x12!\n\x04role\x18\x05 \x01(\x0b\x32\x13.switchyard.v1.Role\"\x88\x01\n\x0f\x44\x65liverResponse\x12%\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x15.switchyard.v1.Accept\x12\'\n\x07results\x18\x02 \x01(\x0b\x32\x16.switchyard.v1.Results\x12%\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x15.switchyard.v1.Credit\"Z\n\x04Open\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\"6\n\x04Role\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07primary\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"5\n\x06\x41\x63\x63\x65pt\x12\x10\n\x08\x66\x65\x61tures\x18\x01 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x02 \x01(\r\"\xd6\x01\n\x05\x42\x61tch\x12\x16\n\x0e\x66irst_delivery\x18\x01 \x01(\x04\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_offset\x18\x04 \x01(\x03\x12\x19\n\x11\x62\x61se_timestamp_ms\x18\x05 \x01(\x03\x12\x13\n\x0bretry_count\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12(\n\x08messages\x18\t \x03(\x0b\x32\x16.switchyard.v1.Message\"\x9b\x01\n\x07Message\x12\x14\n\x0coffset_delta\x18\x01 \x01(\x03\x12\x1a\n\x12timestamp_delta_ms\x18\x02 \x01(\x12\x12\x10\n\x03key\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\x05value\x18\x04 \x01(\x0cH\x01\x88\x01\x01\x12&\n\x07headers\x18\x05 \x03(\x0b\x32\x15.switchyard.v1.HeaderB\x06\n\x04_keyB\x08\n\x06_value\"4\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_value\"+\n\x06\x43redit\x12\x12\n\ndeliveries\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"#\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"\xd2\x01\n\x07Results\x12*\n\x0c\x61\x63knowledged\x18\x01 \x03(\x0b\x32\x14.switchyard.v1.Range\x12%\n\x07skipped\x18\x02 \x03(\x0b\x32\x14.switchyard.v1.Range\x12%\n\x07retried\x18\x03 \x03(\x0b\x32\x14.switchyard.v1.Retry\x12%\n\x07stashed\x18\x04 \x03(\x0b\x32\x14.switchyard.v1.Stash\x12&\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32\x16.switchyard.v1.Failure\"S\n\x05Retry\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x10\n\x08\x61\x66ter_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x05Stash\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x07\x46\x61ilure\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t2X\n\x08Receiver\x12L\n\x07\x44\x65liver\x12\x1d.switchyard.v1.DeliverRequest\x1a\x1e.switchyard.v1.DeliverResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswitchyard/v1/receiver.proto\x12\rswitchyard.v1\"\xb4\x01\n\x0e\x44\x65liverRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x13.switchyard.v1.Open\x12%\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x14.switchyard.v1.Batch\x12&\n\x08\x63\x61nceled\x18\x03 \x03(\x0b\x32\x14.switchyard.v1.Range\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\x12!\n\x04role\x18\x05 \x01(\x0b\x32\x13.switchyard.v1.Role\"\xb2\x01\n\x0f\x44\x65liverResponse\x12%\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x15.switchyard.v1.Accept\x12\'\n\x07results\x18\x02 \x01(\x0b\x32\x16.switchyard.v1.Results\x12%\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x15.switchyard.v1.Credit\x12(\n\x08renewals\x18\x04 \x03(\x0b\x32\x16.switchyard.v1.Renewal\"Z\n\x04Open\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\"6\n\x04Role\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07primary\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"5\n\x06\x41\x63\x63\x65pt\x12\x10\n\x08\x66\x65\x61tures\x18\x01 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x02 \x01(\r\"\xea\x01\n\x05\x42\x61tch\x12\x16\n\x0e\x66irst_delivery\x18\x01 \x01(\x04\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_offset\x18\x04 \x01(\x03\x12\x19\n\x11\x62\x61se_timestamp_ms\x18\x05 \x01(\x03\x12\x13\n\x0bretry_count\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12(\n\x08messages\x18\t \x03(\x0b\x32\x16.switchyard.v1.Message\x12\x12\n\ntimeout_ms\x18\n \x01(\r\"\x9b\x01\n\x07Message\x12\x14\n\x0coffset_delta\x18\x01 \x01(\x03\x12\x1a\n\x12timestamp_delta_ms\x18\x02 \x01(\x12\x12\x10\n\x03key\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\x05value\x18\x04 \x01(\x0cH\x01\x88\x01\x01\x12&\n\x07headers\x18\x05 \x03(\x0b\x32\x15.switchyard.v1.HeaderB\x06\n\x04_keyB\x08\n\x06_value\"4\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_value\"+\n\x06\x43redit\x12\x12\n\ndeliveries\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"#\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"C\n\x07Renewal\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x0e\n\x06\x66or_ms\x18\x02 \x01(\r\"\xf9\x01\n\x07Results\x12*\n\x0c\x61\x63knowledged\x18\x01 \x03(\x0b\x32\x14.switchyard.v1.Range\x12%\n\x07skipped\x18\x02 \x03(\x0b\x32\x14.switchyard.v1.Range\x12%\n\x07retried\x18\x03 \x03(\x0b\x32\x14.switchyard.v1.Retry\x12%\n\x07stashed\x18\x04 \x03(\x0b\x32\x14.switchyard.v1.Stash\x12&\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32\x16.switchyard.v1.Failure\x12%\n\x07renewed\x18\x06 \x03(\x0b\x32\x14.switchyard.v1.Renew\"S\n\x05Retry\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x10\n\x08\x61\x66ter_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"W\n\x05Renew\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x10\n\x08\x61\x66ter_ms\x18\x03 \x01(\r\"A\n\x05Stash\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x07\x46\x61ilure\x12(\n\ndeliveries\x18\x01 \x01(\x0b\x32\x14.switchyard.v1.Range\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t2X\n\x08Receiver\x12L\n\x07\x44\x65liver\x12\x1d.switchyard.v1.DeliverRequest\x1a\x1e.switchyard.v1.DeliverResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELIVERREQUEST']._serialized_start=48
   _globals['_DELIVERREQUEST']._serialized_end=228
   _globals['_DELIVERRESPONSE']._serialized_start=231
-  _globals['_DELIVERRESPONSE']._serialized_end=367
-  _globals['_OPEN']._serialized_start=369
-  _globals['_OPEN']._serialized_end=459
-  _globals['_ROLE']._serialized_start=461
-  _globals['_ROLE']._serialized_end=515
-  _globals['_ACCEPT']._serialized_start=517
-  _globals['_ACCEPT']._serialized_end=570
-  _globals['_BATCH']._serialized_start=573
-  _globals['_BATCH']._serialized_end=787
-  _globals['_MESSAGE']._serialized_start=790
-  _globals['_MESSAGE']._serialized_end=945
-  _globals['_HEADER']._serialized_start=947
-  _globals['_HEADER']._serialized_end=999
-  _globals['_CREDIT']._serialized_start=1001
-  _globals['_CREDIT']._serialized_end=1044
-  _globals['_RANGE']._serialized_start=1046
-  _globals['_RANGE']._serialized_end=1081
-  _globals['_RESULTS']._serialized_start=1084
-  _globals['_RESULTS']._serialized_end=1294
-  _globals['_RETRY']._serialized_start=1296
-  _globals['_RETRY']._serialized_end=1379
-  _globals['_STASH']._serialized_start=1381
-  _globals['_STASH']._serialized_end=1446
-  _globals['_FAILURE']._serialized_start=1448
-  _globals['_FAILURE']._serialized_end=1530
-  _globals['_RECEIVER']._serialized_start=1532
-  _globals['_RECEIVER']._serialized_end=1620
+  _globals['_DELIVERRESPONSE']._serialized_end=409
+  _globals['_OPEN']._serialized_start=411
+  _globals['_OPEN']._serialized_end=501
+  _globals['_ROLE']._serialized_start=503
+  _globals['_ROLE']._serialized_end=557
+  _globals['_ACCEPT']._serialized_start=559
+  _globals['_ACCEPT']._serialized_end=612
+  _globals['_BATCH']._serialized_start=615
+  _globals['_BATCH']._serialized_end=849
+  _globals['_MESSAGE']._serialized_start=852
+  _globals['_MESSAGE']._serialized_end=1007
+  _globals['_HEADER']._serialized_start=1009
+  _globals['_HEADER']._serialized_end=1061
+  _globals['_CREDIT']._serialized_start=1063
+  _globals['_CREDIT']._serialized_end=1106
+  _globals['_RANGE']._serialized_start=1108
+  _globals['_RANGE']._serialized_end=1143
+  _globals['_RENEWAL']._serialized_start=1145
+  _globals['_RENEWAL']._serialized_end=1212
+  _globals['_RESULTS']._serialized_start=1215
+  _globals['_RESULTS']._serialized_end=1464
+  _globals['_RETRY']._serialized_start=1466
+  _globals['_RETRY']._serialized_end=1549
+  _globals['_RENEW']._serialized_start=1551
+  _globals['_RENEW']._serialized_end=1638
+  _globals['_STASH']._serialized_start=1640
+  _globals['_STASH']._serialized_end=1705
+  _globals['_FAILURE']._serialized_start=1707
+  _globals['_FAILURE']._serialized_end=1789
+  _globals['_RECEIVER']._serialized_start=1791
+  _globals['_RECEIVER']._serialized_end=1879
 # @@protoc_insertion_point(module_scope)

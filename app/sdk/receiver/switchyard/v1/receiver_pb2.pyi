@@ -21,14 +21,16 @@ class DeliverRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., canceled: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., drain: _Optional[bool] = ..., role: _Optional[_Union[Role, _Mapping]] = ...) -> None: ...
 
 class DeliverResponse(_message.Message):
-    __slots__ = ("accept", "results", "credit")
+    __slots__ = ("accept", "results", "credit", "renewals")
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
     accept: Accept
     results: Results
     credit: Credit
-    def __init__(self, accept: _Optional[_Union[Accept, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    renewals: _containers.RepeatedCompositeFieldContainer[Renewal]
+    def __init__(self, accept: _Optional[_Union[Accept, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("group", "topic", "worker", "features", "timeout_ms")
@@ -63,7 +65,7 @@ class Accept(_message.Message):
     def __init__(self, features: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("first_delivery", "partition", "topic", "base_offset", "base_timestamp_ms", "retry_count", "attempt", "traceparent", "messages")
+    __slots__ = ("first_delivery", "partition", "topic", "base_offset", "base_timestamp_ms", "retry_count", "attempt", "traceparent", "messages", "timeout_ms")
     FIRST_DELIVERY_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class Batch(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     first_delivery: int
     partition: int
     topic: str
@@ -82,7 +85,8 @@ class Batch(_message.Message):
     attempt: int
     traceparent: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, first_delivery: _Optional[int] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., base_offset: _Optional[int] = ..., base_timestamp_ms: _Optional[int] = ..., retry_count: _Optional[int] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+    timeout_ms: int
+    def __init__(self, first_delivery: _Optional[int] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., base_offset: _Optional[int] = ..., base_timestamp_ms: _Optional[int] = ..., retry_count: _Optional[int] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("offset_delta", "timestamp_delta_ms", "key", "value", "headers")
@@ -122,19 +126,29 @@ class Range(_message.Message):
     end: int
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
+class Renewal(_message.Message):
+    __slots__ = ("deliveries", "for_ms")
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    deliveries: Range
+    for_ms: int
+    def __init__(self, deliveries: _Optional[_Union[Range, _Mapping]] = ..., for_ms: _Optional[int] = ...) -> None: ...
+
 class Results(_message.Message):
-    __slots__ = ("acknowledged", "skipped", "retried", "stashed", "failed")
+    __slots__ = ("acknowledged", "skipped", "retried", "stashed", "failed", "renewed")
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     RETRIED_FIELD_NUMBER: _ClassVar[int]
     STASHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     acknowledged: _containers.RepeatedCompositeFieldContainer[Range]
     skipped: _containers.RepeatedCompositeFieldContainer[Range]
     retried: _containers.RepeatedCompositeFieldContainer[Retry]
     stashed: _containers.RepeatedCompositeFieldContainer[Stash]
     failed: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, acknowledged: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., retried: _Optional[_Iterable[_Union[Retry, _Mapping]]] = ..., stashed: _Optional[_Iterable[_Union[Stash, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    renewed: _containers.RepeatedCompositeFieldContainer[Renew]
+    def __init__(self, acknowledged: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., retried: _Optional[_Iterable[_Union[Retry, _Mapping]]] = ..., stashed: _Optional[_Iterable[_Union[Stash, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., renewed: _Optional[_Iterable[_Union[Renew, _Mapping]]] = ...) -> None: ...
 
 class Retry(_message.Message):
     __slots__ = ("deliveries", "after_ms", "reason")
@@ -145,6 +159,16 @@ class Retry(_message.Message):
     after_ms: int
     reason: str
     def __init__(self, deliveries: _Optional[_Union[Range, _Mapping]] = ..., after_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("deliveries", "timeout_ms", "after_ms")
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    deliveries: Range
+    timeout_ms: int
+    after_ms: int
+    def __init__(self, deliveries: _Optional[_Union[Range, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., after_ms: _Optional[int] = ...) -> None: ...
 
 class Stash(_message.Message):
     __slots__ = ("deliveries", "reason")
