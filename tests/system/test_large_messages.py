@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from app.cli.client import EXIT_PARTIAL
 from app.dev.demo.stage import DemoStage, Process, wait_until, workload
@@ -20,6 +19,7 @@ from switchyard.receiver import Message
 from tests.kafka.conftest import bound, connected, delete_before
 from tests.system.fleet import run_command, start_workers
 from tests.system.receiver_thread import ReceiverThread
+from tests.system.records import NewRecord, send_records
 
 pytestmark = pytest.mark.system
 
@@ -55,14 +55,11 @@ class Deployment(ReceiverThread):
         self.taken[key] += 1
 
 
-async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, compression_type="gzip", acks="all", max_request_size=2 * LARGE_BYTES
-    )
-    async with producer:
-        for key in keys:
-            value = large(key) if key.startswith("large") else key.encode()
-            await producer.send(topic, value, key=key.encode())
+def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
+    records = [
+        NewRecord(large(key) if key.startswith("large") else key.encode(), key.encode()) for key in keys
+    ]
+    send_records(bootstrap, topic, records, compression_type="gzip", max_request_size=2 * LARGE_BYTES)
 
 
 async def limit_batches(most_bytes: int, bootstrap: str, *topics: str) -> None:
@@ -104,7 +101,7 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
         stage.deploy(first, workload(GROUP, topic, CLUSTER, deployment.address, **spec))
         keys = [f"small {number}" for number in range(SMALL)]
         fits = ["large a", "large b", "large c"]
-        asyncio.run(produce(bootstrap, topic, [*keys[:100], *fits, *keys[100:]]))
+        produce(bootstrap, topic, [*keys[:100], *fits, *keys[100:]])
         wait_until(lambda: sum(deployment.failed.values()) >= 3, SETTLE_S, lambda: str(deployment.failed))
         first.kill()  # while it makes copies
         wait_until(lambda: letters().keys() == set(fits), SETTLE_S, lambda: str(letters().keys()))
@@ -113,7 +110,7 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
 
         asyncio.run(limit_batches(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
         oversized = ["large d", "large e"]
-        asyncio.run(produce(bootstrap, topic, oversized))
+        produce(bootstrap, topic, oversized)
         wait_until(lambda: letters().keys() >= set(oversized), SETTLE_S, lambda: str(letters().keys()))
         assert min(deployment.failed[key] for key in oversized) >= 2, (
             "the attempt of the retry tier is made in the main topic"
@@ -132,7 +129,7 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
         )
 
         deployment.fails = True
-        asyncio.run(produce(bootstrap, topic, ["large f"]))
+        produce(bootstrap, topic, ["large f"])
         wait_until(lambda: "large f" in letters(), SETTLE_S, lambda: str(letters().keys()))
         asyncio.run(empty(bootstrap, topic, 2))
         deployment.fails = False

@@ -29,6 +29,7 @@ from switchyard.receiver.verdicts import (
     Handler,
     Message,
     RegionRole,
+    Renew,
     Retry,
     Skip,
     Stash,
@@ -44,15 +45,17 @@ WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TASKS = 10_000  # asynchronous handlers of streamed messages, over all streams
 STOP_POLL_INTERVAL_S = 0.005  # while stopping
 SERVICE = METHOD.split("/")[1]
+MOST_RECEIVED = "grpc.max_receive_message_length"
+UNLIMITED = 2**31 - 1  # bytes of a message; gRPC's -1
 
-OPTIONS: list[tuple[str, int]] = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
-    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
-]
+OPTIONS: dict[str, int] = {
+    "grpc.so_reuseport": 0,
+    MOST_RECEIVED: MAX_MESSAGE_BYTES,
+    "grpc.max_metadata_size": MAX_METADATA_BYTES,
+    "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
+    "grpc.server.max_pending_requests": MAX_PENDING_CALLS,
+    "grpc.server.max_pending_requests_hard_limit": MAX_PENDING_CALLS,
+}
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 AnyInterceptor = TypeVar("AnyInterceptor", bound=Interceptor)
@@ -67,11 +70,13 @@ class Receiver:
         max_concurrent: Calls at once; more are refused. A stream counts as one call; a worker
             may have several (`target.connections`).
         window: Deliveries in flight on a stream.
-        window_bytes: Bytes in flight on a stream.
+        window_bytes: Bytes in flight on a stream. The default is 16 MiB, or twice a larger message size in
+            `options`. A message that exceeds what is left of them waits, and so do others behind it.
         max_tasks: Asynchronous handlers of streamed messages at once; more wait.
         stream: False: unary calls only.
         interceptors: Run around every handler, in this order (`switchyard.receiver.interceptors`).
-        options: More of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
+        options: More of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000), or
+            ("grpc.max_receive_message_length", 50_000_000) for messages above 16 MiB.
         credentials: For TLS, from `grpc.ssl_server_credentials` or `grpc.dynamic_ssl_server_credentials`.
     """
 
@@ -83,13 +88,18 @@ class Receiver:
         *,
         max_concurrent: int | None = None,
         window: int = WINDOW,
-        window_bytes: int = WINDOW_BYTES,
+        window_bytes: int | None = None,
         max_tasks: int = MAX_TASKS,
         stream: bool = True,
         interceptors: Iterable[Interceptor] = (),
         options: Iterable[tuple[str, int]] = (),
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
+        chosen = {**OPTIONS, **dict(options)}  # of two values for an argument, gRPC takes the first
+        most_bytes = chosen[MOST_RECEIVED] if chosen[MOST_RECEIVED] > 0 else UNLIMITED
+        if window_bytes is None:
+            is_usual = most_bytes in {MAX_MESSAGE_BYTES, UNLIMITED}
+            window_bytes = WINDOW_BYTES if is_usual else max(WINDOW_BYTES, 2 * most_bytes)
         if min(window, window_bytes, max_tasks) < 1:
             raise ValueError(
                 f"window {window}, window_bytes {window_bytes}, max_tasks {max_tasks} must be above 0"
@@ -97,12 +107,12 @@ class Receiver:
         self.host = host
         self.port = port
         self._max_concurrent = max_concurrent
-        self._options = [*OPTIONS, *options]
+        self._options = list(chosen.items())
         self._credentials = credentials
         self._routes: dict[tuple[str, str], HandlerRoute] = {}  # by group and topic
         self._chain = HandlerChain(interceptors)
         self._unary = UnarySide({})
-        window_limits = AdmissionWindow(window, window_bytes, MAX_MESSAGE_BYTES)
+        window_limits = AdmissionWindow(window, window_bytes, most_bytes)
         self._stream = StreamSide(self._routes, window_limits, TaskGate(max_tasks)) if stream else None
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: aio.Server | None = None
@@ -272,9 +282,9 @@ class Receiver:
             verdicts.append(verdict)
         return verdicts
 
-    def test_client(self) -> TestClient:
-        """A client that delivers to the handlers in memory."""
-        return TestClient(self)
+    def test_client(self, *, renews: bool = False) -> TestClient:
+        """A client that delivers to the handlers in memory; see `TestClient`."""
+        return TestClient(self, renews=renews)
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -292,5 +302,5 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 __all__ = [
     "MAX_MESSAGE_BYTES", "MAX_METADATA_BYTES", "MAX_REASON_CHARS", "Ack", "Interceptor", "Message", "Outcome",
-    "Receiver", "RegionRole", "Retry", "Skip", "Stash", "TestClient", "Verdict", "read_message",
+    "Receiver", "RegionRole", "Renew", "Retry", "Skip", "Stash", "TestClient", "Verdict", "read_message",
 ]  # fmt: skip
