@@ -11,10 +11,11 @@ import orjson
 import pytest
 
 from app.dev.demo.stage import DemoStage, wait_until, workload
-from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
+from app.dev.demo.traffic import SentMessage, create_topic, produce
 from switchyard.receiver import Message
 from tests.system.fleet import start_workers
 from tests.system.receiver_thread import ReceiverThread
+from tests.system.records import dead_letters
 
 pytestmark = pytest.mark.system
 
@@ -50,8 +51,7 @@ def test_changed_limits_hold_on_all_workers_at_once(stage: DemoStage, topic_name
         return set(names)
 
     def dead() -> set[str]:
-        dlq = f"{topic_name}__{GROUP}__dlq"
-        return {orjson.loads(record.value or b"")["id"] for record in asyncio.run(read_all(bootstrap, dlq))}
+        return set(dead_letters(bootstrap, topic_name, GROUP))
 
     def settle(names: set[str]) -> set[str]:
         """Waits until all of these are taken or given up; returns those given up."""

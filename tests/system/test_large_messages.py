@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import orjson
 import pytest
 
 from app.cli.client import EXIT_PARTIAL
 from app.dev.demo.stage import DemoStage, Process, wait_until, workload
-from app.dev.demo.traffic import create_topic, read_all
+from app.dev.demo.traffic import create_topic
 from switchyard.receiver import Message
 from tests.kafka.conftest import bound, connected, delete_before
 from tests.system.fleet import run_command, start_workers
 from tests.system.receiver_thread import ReceiverThread
-from tests.system.records import NewRecord, send_records
+from tests.system.records import NewRecord, dead_letters, send_records
 
 pytestmark = pytest.mark.system
 
@@ -89,8 +88,8 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
     name, queue = f"{GROUP}/{topic}", f"{topic}__{GROUP}__dlq"
     asyncio.run(create_topic(bootstrap, topic, 2))
 
-    def letters() -> dict[str, Any]:
-        return {record.key.decode(): record for record in asyncio.run(read_all(bootstrap, queue))}
+    def letters() -> dict[str, tuple[bytes | None, str]]:
+        return dead_letters(bootstrap, topic, GROUP)
 
     def merge(worker: Process) -> tuple[int, str]:
         return switchyard(worker, "dlq", "merge", name, "--execute", "--yes", "-o", "json")
@@ -105,7 +104,7 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
         wait_until(lambda: sum(deployment.failed.values()) >= 3, SETTLE_S, lambda: str(deployment.failed))
         first.kill()  # while it makes copies
         wait_until(lambda: letters().keys() == set(fits), SETTLE_S, lambda: str(letters().keys()))
-        assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
+        assert {len(value or b"") for value, _ in letters().values()} == {len(large("large a"))}
         assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
 
         asyncio.run(limit_batches(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))

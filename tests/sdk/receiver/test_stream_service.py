@@ -180,10 +180,8 @@ async def test_the_size_that_the_server_takes_is_the_operators(
 
 
 async def test_a_large_message_does_not_wait_for_those_in_flight(serve: Serve) -> None:
-    receiver, large_is_here = (
-        Receiver(options=[("grpc.max_receive_message_length", 20 << 20)]),
-        asyncio.Event(),
-    )
+    receiver = Receiver(options=[("grpc.max_receive_message_length", 20 << 20)])
+    large_is_here = asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")
     async def take(message: Message) -> None:

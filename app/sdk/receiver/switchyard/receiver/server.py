@@ -98,8 +98,8 @@ class Receiver:
         chosen = {**OPTIONS, **dict(options)}  # of two values for an argument, gRPC takes the first
         most_bytes = chosen[MOST_RECEIVED] if chosen[MOST_RECEIVED] > 0 else UNLIMITED
         if window_bytes is None:
-            is_usual = most_bytes in {MAX_MESSAGE_BYTES, UNLIMITED}
-            window_bytes = WINDOW_BYTES if is_usual else max(WINDOW_BYTES, 2 * most_bytes)
+            is_larger = MAX_MESSAGE_BYTES < most_bytes < UNLIMITED
+            window_bytes = 2 * most_bytes if is_larger else WINDOW_BYTES
         if min(window, window_bytes, max_tasks) < 1:
             raise ValueError(
                 f"window {window}, window_bytes {window_bytes}, max_tasks {max_tasks} must be above 0"

@@ -66,14 +66,14 @@ class Session:
         self._opened = opened
         self._window = window
         self._gate = gate
-        self._outcomes = StreamOutcomes(may_renew=bool(opened.features & RENEW))
+        self._may_renew = bool(opened.features & RENEW)
+        self._outcomes = StreamOutcomes(may_renew=self._may_renew)
         self._role: RegionRole | None = None
         self._next = 0  # the number of the next delivery
         self._open = 0  # unfinished deliveries
         self._released = 0  # bytes of finished deliveries
         self._tasks: dict[int, tuple[int, asyncio.Future[Any] | None]] = {}  # by first number: end, task
         self._wake = asyncio.Event()
-        self._may_renew = bool(opened.features & RENEW)
         self._renewals: dict[int, int] = {}  # milliseconds for deliveries that need more time
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
