@@ -127,8 +127,8 @@ class Target(Model):
     method: Method | None = None
     compat: Literal["uforwarder"] | None = added(
         None,
-        description="Calls also have what only uForwarder sends: `kafka-tracing-info` with the place of a "
-        "retried message, and an empty `kafka-key-bin` if there is no key.",
+        description="Calls also have what only uForwarder sends: `kafka-record-ts`, `kafka-tracing-info` "
+        "with the place of a retried message, and an empty `kafka-key-bin` if there is no key.",
     )
     metadata: Annotated[dict[MetadataName, MetadataValue], AfterValidator(check_size)] = added(
         {},
@@ -147,14 +147,15 @@ class Target(Model):
     )
     connections: Annotated[int, Strict(), Field(ge=1, le=16)] = added(
         CONNECTIONS,
-        description="An address with one instance may be a load balancer's. Each worker has so many "
-        "connections for unary calls there, and so many streams, each with the receiver's whole window. "
-        "`transport: grpc` has one stream.",
+        description="An instance may be a load balancer. Each worker has so many connections for unary "
+        "calls, and so many streams, divided among the instances and rounded up. Each stream has the "
+        "receiver's whole window. `transport: grpc` has one stream to each instance.",
     )
     max_connection_age: Annotated[Duration, duration_within(1, DAY_S)] = added(
         CONNECTION_AGE_S,
-        description="After about this time each of the `connections` that has carried messages is replaced, "
-        "so that new instances behind a load balancer get their part.",
+        description="After about this time each connection that has carried messages is replaced, so that "
+        "new instances behind a load balancer get their part. If a receiver has more addresses than "
+        "`connections`, they count as instances, whose connections stay.",
     )
     keepalive: Keepalive = added(Keepalive())
 

@@ -55,6 +55,9 @@ class Link(Protocol):
     def acknowledge(self, call: Call) -> None:
         """Gives the server its window back for what came."""
 
+    def expired(self, call: Call) -> None:
+        """The call's deadline has passed."""
+
 
 class Call:
     """One call. Its outcome is read when `done` has come.

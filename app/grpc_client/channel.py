@@ -72,6 +72,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[Call] = Deadlines(self._loop, self._expire)
         self._connections: list[Connection] = []  # those that take calls
+        self._aged: list[Connection] = []  # those of them that end when another one is there
         self._draining: set[Connection] = set()
         self._opening: asyncio.Task[None] | None = None
         self._waiting: OrderedDict[Call, None] = OrderedDict()  # in a dict, to take the first is a scan
@@ -103,9 +104,12 @@ class Channel:
             self._connect_soon()
 
     def renew(self) -> None:
-        """Later calls get another connection, which a load balancer may lead to another server."""
-        for connection in list(self._connections):
-            connection.drain()
+        """Later calls get other connections, which a load balancer may lead to other servers. A connection
+        takes calls until its successor is there; if none can be opened, it stays."""
+        self._aged = [one for one in self._connections if one.calls] or self._connections[:1]
+        for surplus in [one for one in self._connections if one not in self._aged]:
+            surplus.drain()
+        self._connect_soon()
 
     def method(self, path: str, metadata: Iterable[Field] = (), secret: Iterable[bytes] = ()) -> Fields:
         """The header fields that all calls of a method share.
@@ -225,6 +229,8 @@ class Channel:
 
     def _expire(self, call: Call) -> None:
         if call.connection is not None or call.stream_id:  # the server has cancelled it a moment ago
+            if call.connection is not None:
+                call.connection.expired(call)
             call.give_up(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
             return
         why = f"; the last attempt: {self._why_not}" if self._why_not and not self._connections else ""
@@ -248,6 +254,8 @@ class Channel:
         self._draining.add(connection)
         if connection in self._connections:
             self._connections.remove(connection)
+        if connection in self._aged:
+            self._aged.remove(connection)
         # A server that answers nothing must not be met again at once, and again.
         if not connection.is_fruitless:
             self._backoff_s = self._options.min_backoff_s
@@ -279,7 +287,7 @@ class Channel:
     # Connecting
 
     def _connect_soon(self) -> None:
-        if (self._waiting or self._is_wanted) and not self._is_asked:
+        if (self._waiting or self._is_wanted or self._aged) and not self._is_asked:
             self._is_asked = True
             self._loop.call_soon(self._connect)
 
@@ -290,20 +298,23 @@ class Channel:
             self.on_room(connection)
         if self._connections:
             self._is_wanted = False
-        if not (self._waiting or self._is_wanted) or self._opening is not None or self._is_closed:
-            return
-        # A window that is used up, or a network that is slow, is no reason for more connections.
-        if not all(connection.is_full for connection in self._connections):
-            return
-        if len(self._connections) >= self._options.max_connections:
+        if not self._needs_connection() or self._opening is not None or self._is_closed:
             return
         if self._loop.time() >= self._next_attempt_s:
             self._opening = self._loop.create_task(self._open())
             return
         if self._why_not and not self._connections:
             self._fail_waiting()
-        if (self._waiting or self._is_wanted) and self._retry is None:
+        if self._needs_connection() and self._retry is None:
             self._retry = self._loop.call_at(self._next_attempt_s, self._try_again)
+
+    def _needs_connection(self) -> bool:
+        if self._aged:
+            return True
+        # A window that is used up, or a network that is slow, is no reason for more connections.
+        is_short = all(connection.is_full for connection in self._connections)
+        is_wanted = bool(self._waiting) or self._is_wanted
+        return is_wanted and is_short and len(self._connections) < self._options.max_connections
 
     def _try_again(self) -> None:
         self._retry = None
@@ -347,10 +358,16 @@ class Channel:
         elif connection is not None and not connection.is_draining:
             self._connections.append(connection)
             self._next_attempt_s, self._why_not = 0.0, ""
+            if self._aged:
+                self._aged[0].drain()
+        elif connection is not None:  # the server ends it at once, and would end the next one, too
+            self._aged.clear()
+            self._pause()
         self._connect_soon()
 
     def _failed(self, why_not: str) -> None:
         self._why_not = why_not
+        self._aged.clear()
         self._pause()
         if not self._connections and self._opening is None:
             self._fail_waiting()

@@ -24,6 +24,7 @@ PLAIN_REMEDY = "if it speaks TLS, connect with TLS"
 CONNECTION_WINDOW = 16 * 2**20
 MAX_HEADER_BLOCK_FRAMES = 64  # HEADERS and CONTINUATION, which may be empty
 MAX_EMPTY_FRAMES = 1_000  # in a row: DATA that brings nothing, and informational answers
+MAX_RESETS = 100  # in a row, without any answer
 MAX_QUOTED = 60
 REFUSAL_PAUSE_S = 0.01  # before a call that the server refused goes on; it doubles with each refusal
 CANCELLED_PAUSE_S = 0.01  # until a GOAWAY comes that explains why the server cancelled a call
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
         wanted = options.max_message_bytes + frames.MIN_FRAME_SIZE
         self._stream_window = min(max(frames.DEFAULT_WINDOW, wanted), frames.MAX_WINDOW)
         self._unacknowledged = 0  # bytes of DATA whose window the server did not get back
-        self._empty_frames = 0
+        self._empty_frames = self._resets = 0
         self._block: list[bytes] | None = None  # parts of a header block that goes on
         self._block_stream, self._block_flags = 0, 0
         self._head: Head | None = None  # the last ones, as answers are alike
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self.is_ready = False
         self.is_draining = False
-        self._goaway = ""  # what the server said when it began to drain
+        self._goaway = ""  # why it drains, in the server's words or this client's
         self._last_stream_id = frames.MAX_STREAM_ID  # that the server may still work on
         self.is_planned = False  # its end, by the server
         self.is_left = False  # this client takes it for no more calls
@@ -267,6 +268,11 @@ class Connection(asyncio.Protocol):
         if call.unacknowledged:
             self._outbox.write(frames.window_update(call.stream_id, call.unacknowledged))
             call.unacknowledged = 0
+
+    def expired(self, call: Call) -> None:
+        """The call's deadline has passed. A server that leaves no window for all calls takes no others."""
+        if not call.is_all_sent and not self._outbox.has_window:
+            self._drain_here("the server leaves no window for what is to be sent")
 
     def drain(self) -> None:
         """Takes no more calls, and closes when those under way have ended."""
@@ -432,6 +438,10 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         reason = f"{self._peer} reset the call: {frames.code_name(code)}"
+        if code != ErrorCode.REFUSED_STREAM or len(self.calls) == 1:  # others may keep the server busy
+            self._resets += 1
+        if self._resets == MAX_RESETS:
+            self._drain_here(f"the server reset {MAX_RESETS} calls in a row")
         if code == ErrorCode.REFUSED_STREAM and call.head is None:
             self._refused(call, reason, REFUSAL_PAUSE_S * 2**call.moves)
             return
@@ -492,6 +502,7 @@ class Connection(asyncio.Protocol):
                     return
                 self._head = read_head(fields)
             call.head = self._head
+            self._resets = 0
             if call.head.refusal:
                 self._refuse(call, call.head, ends=ends)
                 return
@@ -601,8 +612,9 @@ class Connection(asyncio.Protocol):
 
     def _drain_here(self, why: str) -> None:
         """The server has no plan to end it: if it breaks meanwhile, its calls are broken."""
-        self.is_left = True
-        self._drain(why, is_planned=False)
+        if not self.is_draining:
+            self.is_left = True
+            self._drain(why, is_planned=False)
 
     def _drain(self, said: str, *, is_planned: bool) -> None:
         self._goaway, self.is_planned = said, is_planned

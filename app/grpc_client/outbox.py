@@ -60,7 +60,11 @@ class Outbox:
     @property
     def takes_calls(self) -> bool:
         """False while the network or the peer's window holds up what is there already."""
-        return not self._is_paused and self._window > 0
+        return not self._is_paused and self.has_window
+
+    @property
+    def has_window(self) -> bool:
+        return self._window > 0
 
     def write(self, data: bytes) -> None:
         self._out.append(data)

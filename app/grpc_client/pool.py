@@ -74,7 +74,6 @@ class Pool:
         if channel in self._used and channel.is_connected:
             self._used.discard(channel)
             channel.renew()
-            channel.connect()
         self._set_timer(channel)
 
     async def close(self) -> None:

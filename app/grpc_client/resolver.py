@@ -204,14 +204,34 @@ async def _in_thread(slots: asyncio.Semaphore, look_up: Callable[..., T], *args:
     return await asyncio.wrap_future(future)
 
 
+def _look_up(place: Address) -> frozenset[Address]:
+    """Waits for the addresses. Of both families, those without a route from this host are left out."""
+    found = {
+        (family, address)
+        for family, *_, address in socket.getaddrinfo(place.host, place.port, 0, socket.SOCK_STREAM)
+    }
+    if len({family for family, _ in found}) > 1:
+        found = {one for one in found if _has_route(*one)} or found
+    return frozenset(Address(_host_of(address), place.port) for _, address in found)
+
+
+def _has_route(family: int, address: tuple[object, ...]) -> bool:
+    """Sends nothing. Source: RFC 6724 as gRPC's C core has it (`address_sorting`)."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+    except OSError:
+        return False
+    return True
+
+
 async def _addresses_of(place: Address, slots: asyncio.Semaphore) -> tuple[frozenset[Address], str]:
     """The addresses, or why there are none."""
     if not needs_look_up(place):
         return frozenset([place]), ""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            found = await _in_thread(slots, socket.getaddrinfo, place.host, place.port, 0, socket.SOCK_STREAM)
-        return frozenset(Address(_host_of(address), place.port) for *_, address in found), ""
+            return await _in_thread(slots, _look_up, place), ""
     except (OSError, ValueError) as error:
         return frozenset(), _words(str(place), error)
 

@@ -248,6 +248,101 @@ async def test_a_server_that_accepts_and_closes_is_not_met_in_a_circle() -> None
             assert server.accepted < 30
 
 
+async def test_a_renewed_connection_takes_calls_until_its_successor_is_there() -> None:
+    opens = asyncio.Event()
+
+    async def late(wire: Wire) -> None:
+        await opens.wait()
+        await honest(wire)
+
+    async with serving(honest, late) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        await caller.call()
+        (first,) = channel._connections
+        channel.renew()
+        await until(lambda: server.accepted == 2)
+        for _ in range(20):
+            assert (await caller.call()).code is StatusCode.OK
+            assert channel._connections == [first]
+        opens.set()
+        await until(lambda: first not in channel._connections)
+        (second,) = channel._connections
+        assert (await caller.call()).code is StatusCode.OK
+        await until(lambda: not channel._draining)
+        assert channel._connections == [second]
+        assert server.accepted == 2
+
+
+async def test_a_connection_without_a_successor_stays() -> None:
+    async def refuse(wire: Wire) -> None:
+        wire.send(b"HTTP/1.1 503 no\r\n\r\n")
+
+    async with serving(honest, refuse) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        await caller.call()
+        (first,) = channel._connections
+        channel.renew()
+        await until(lambda: server.accepted == 2)
+        await until(lambda: channel._opening is None)
+        assert channel._connections == [first]
+        assert (await caller.call()).code is StatusCode.OK
+        channel.renew()
+        await until(lambda: server.accepted == 3)
+        await until(lambda: channel._connections != [first])
+        assert (await caller.call()).code is StatusCode.OK
+
+
+async def test_a_server_that_ends_each_new_connection_is_not_met_in_a_circle() -> None:
+    async def go_away(wire: Wire) -> None:
+        await wire.preface()
+        wire.send(frames.settings({}), frames.goaway(0, ErrorCode.NO_ERROR, ""))
+        await wire.closed()
+
+    async with serving(honest, *[go_away] * 1_000) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        await caller.call()
+        (first,) = channel._connections
+        channel.renew()
+        await until(lambda: server.accepted == 2 and channel._opening is None)
+        for _ in range(50):
+            assert (await caller.call()).code is StatusCode.OK
+            await asyncio.sleep(0.01)
+        assert channel._connections == [first]
+        assert server.accepted == 2
+
+
+async def test_a_renewal_leaves_no_more_connections_than_calls_need() -> None:
+    release = asyncio.Event()
+    async with serving(*[holding(1, release)] * 4) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        begun = [caller.begin()[1] for _ in range(4)]
+        await until(lambda: len(channel._connections) == 4 and not channel._waiting)
+        former = set(channel._connections)
+        release.set()
+        await asyncio.gather(*begun)
+        channel.renew()
+        await until(lambda: not former & set(channel._connections))
+        assert len(channel._connections) == 1
+        assert server.accepted == 5
+
+
+async def test_all_connections_of_a_channel_are_renewed_in_turn() -> None:
+    """A server that allows one call at once; each call under way ends on its own connection."""
+    release = asyncio.Event()
+    async with serving(*[holding(1, release)] * 3) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        begun = [caller.begin()[1] for _ in range(3)]
+        await until(lambda: len(channel._connections) == 3)
+        await until(lambda: channel.load == 3 and not channel._waiting)
+        former = set(channel._connections)
+        channel.renew()
+        await until(lambda: not former & set(channel._connections))
+        assert server.accepted == 6
+        release.set()
+        assert {(await call).code for call in begun} == {StatusCode.OK}
+        await until(lambda: not channel._draining)
+
+
 async def test_deadlines_pass_while_a_call_waits_and_while_it_runs() -> None:
     release = asyncio.Event()
     async with (

@@ -8,9 +8,9 @@ import pytest
 from hpack import Encoder
 
 from app.grpc_client import frames
-from app.grpc_client.calls import Loss
-from app.grpc_client.channel import ChannelOptions
-from app.grpc_client.connection import ConnectionOptions, Keepalive
+from app.grpc_client.calls import Loss, UnaryCall
+from app.grpc_client.channel import MAX_MOVES, ChannelOptions
+from app.grpc_client.connection import MAX_RESETS, ConnectionOptions, Keepalive
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.header_encoder import Field
 from app.grpc_client.status import StatusCode
@@ -172,19 +172,25 @@ async def test_a_broken_rule_ends_one_connection_and_is_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", [*ErrorCode, 4_000_000_000])
-async def test_a_server_that_resets_each_call_at_once_costs_calls_and_no_connection(code: int) -> None:
+async def test_a_server_that_resets_each_call_at_once_loses_its_connection(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(wire: Wire) -> None:
         await wire.start()
         while True:
             stream_id = await wire.request()
             wire.send(frames.frame(frames.RST_STREAM, 0, stream_id, struct.pack(">L", code)) * 3)
 
+    monkeypatch.setattr("app.grpc_client.connection.REFUSAL_PAUSE_S", 0.001)
     async with serving(script) as server, channel_to(server.port) as channel:
-        calls = await Caller(channel).calls(300)
-        assert all(call.code is not StatusCode.OK and call.code is not None for call in calls)
+        caller, failed = Caller(channel), list[UnaryCall]()
+        while (call := await caller.call()).code is not StatusCode.OK:
+            failed.append(call)
+        assert server.accepted == 2
+        assert MAX_RESETS // (MAX_MOVES + 1) <= len(failed) <= MAX_RESETS
+        assert all(call.code is not None for call in failed)
         expected = Loss.UNPROCESSED if code == ErrorCode.REFUSED_STREAM else Loss.BROKEN
-        assert {call.loss for call in calls} == {expected}
-        assert server.accepted == 1
+        assert {call.loss for call in failed} == {expected}
 
 
 async def test_a_window_of_one_byte_at_a_time_brings_the_whole_message() -> None:
@@ -220,6 +226,20 @@ async def test_a_window_that_never_opens_ends_at_the_deadline_and_leaves_nothing
     async with serving(script) as server, channel_to(server.port) as channel:
         calls = await Caller(channel).calls(50, b"x" * 100, timeout_s=0.3)
         assert {call.code for call in calls} == {StatusCode.DEADLINE_EXCEEDED}
+
+
+async def test_a_connection_whose_window_never_opens_takes_no_more_calls() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.start()
+        await wire.closed()
+
+    async with serving(script) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        late = await caller.call(b"x" * 100_000, timeout_s=0.5)  # more than the first window
+        assert late.code is StatusCode.DEADLINE_EXCEEDED
+        assert not channel.is_connected
+        await caller.recover()
+        assert server.accepted == 2
 
 
 @pytest.mark.parametrize("size", [1_000, 60_000])

@@ -163,11 +163,13 @@ class LookUps:
 
 
 @asynccontextmanager
-async def look_ups(files: dict[str, Path], *arguments: str) -> AsyncIterator[LookUps]:
+async def look_ups(files: dict[str, Path], *arguments: str, address: str = "") -> AsyncIterator[LookUps]:
+    """`address`: the only one of its host, beside the loopback's."""
+    adding = f"ip address add {address} dev lo && " if address else ""
     mounts = "".join(f"mount --bind {shlex.quote(str(own))} {name} && " for name, own in files.items())
     process = await asyncio.create_subprocess_exec(
         "unshare", "--map-root-user", "--mount", "--net",
-        "sh", "-c", f'{mounts} ip link set lo up && exec "$@"', "sh",
+        "sh", "-c", f'{mounts} ip link set lo up && {adding} exec "$@"', "sh",
         sys.executable, "-m", "tests.grpc_client.look_up", *arguments,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
@@ -195,6 +197,24 @@ async def test_the_addresses_follow_the_name_and_stay_when_it_vanishes(tmp_path:
         await found.until("127.0.0.2:7", "127.0.0.3:7")
         write()
         await found.until("127.0.0.2:7", "127.0.0.3:7", error="billing.test:7 was not resolved: ")
+
+
+@ONLY_LINUX
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        ("10.0.0.1/24", ["10.0.0.2:7", "[::1]:7"]),
+        ("fd00::1/64", ["[::1]:7", "[fd00::2]:7"]),
+        ("10.0.0.1/24 dev lo && ip address add fd00::1/64", ["10.0.0.2:7", "[::1]:7", "[fd00::2]:7"]),
+    ],
+)
+async def test_addresses_without_a_route_are_left_out_of_both_families(
+    own: str, found: list[str], tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("10.0.0.2 billing.test\nfd00::2 billing.test\n::1 billing.test\n")
+    async with look_ups({"/etc/hosts": hosts}, "billing.test:7", address=own) as look_up:
+        await look_up.until(*found)
 
 
 class Zone:

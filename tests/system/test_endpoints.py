@@ -34,8 +34,8 @@ pytestmark = pytest.mark.system
 CONTRACTS = ["unary", "stream"]
 CLUSTER, GROUP = "east-aggregate", "billing"
 HOSTS = [f"127.0.0.{number}" for number in range(1, 7)]
-BALANCER = "127.0.0.7"
-AGE = {"max_connection_age": "2s"}  # only a load balancer's connections have it
+BALANCERS = ["127.0.0.7", "127.0.0.8"]
+AGE = {"max_connection_age": "2s"}  # so that renewals are part of each test
 PARTITIONS, PER_PARTITION, KEYS = 4, 100.0, 25
 LATENCY_MS = 10
 TIMEOUT = "1s"
@@ -127,7 +127,7 @@ class ReceiverFleet:
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         self.instances: list[Instance] = []  # all that were ever started
         self.steps: list[Step] = []
-        self.balancer: Process | None = None
+        self.balancers: list[Process] = []
         asyncio.run(create_topic(self.bootstrap, topic, PARTITIONS))
         self.flow = Flow(self.bootstrap, {topic: PARTITIONS}, PER_PARTITION, keys=KEYS)
 
@@ -157,19 +157,21 @@ class ReceiverFleet:
     def publish(self, *instances: Instance) -> None:
         self.stage.publish(self.name, [instance.host for instance in instances])
 
-    def balance(self, *instances: Instance) -> None:
-        """Has one load balancer lead to these instances from now on, and gives the name its address."""
+    def balance(self, *instances: Instance, by: list[str] = BALANCERS[:1]) -> None:
+        """Has load balancers lead to these instances from now on. The first time, the name gets their
+        addresses."""
         file = self.stage.home / f"balanced-{self.topic}"
         found = "".join(f"{instance.host}:{self.port}\n" for instance in instances)
         beside = file.with_suffix(".new")
         beside.write_text(found)
         beside.replace(file)
-        if self.balancer is None:
+        if not self.balancers:
             command = [sys.executable, "-m", "tests.dispatch.push.load_balancer"]
-            command += [f"{BALANCER}:{self.port}", str(file)]
-            self.balancer = self.stage.start(f"balancer-{self.topic}", command)
-            self._wait_listens(self.balancer)
-            self.stage.publish(self.name, [BALANCER])
+            for number, host in enumerate(by):
+                place = [f"{host}:{self.port}", str(file)]
+                self.balancers.append(self.stage.start(f"balancer-{number}-{self.topic}", command + place))
+                self._wait_listens(self.balancers[-1])
+            self.stage.publish(self.name, by)
 
     def deploy(
         self, contract: str, zones: Mapping[str, str] | None = None, limit: int = MAX_IN_FLIGHT, **spec: Any
@@ -185,7 +187,7 @@ class ReceiverFleet:
         """Deletes the workload, and kills the instances."""
         http("DELETE", f"{self.workers[0].url}/api/v1/workloads/{GROUP}/{self.topic}")
         started = [instance.process for instance in self.instances]
-        for process in (*started, *([self.balancer] if self.balancer else [])):
+        for process in (*started, *self.balancers):
             if process.running:
                 process.kill()
 
@@ -395,12 +397,13 @@ def test_drained_added_killed_frozen_and_removed_instances_lose_no_message_and_o
 
 
 @pytest.mark.deep(minutes=0.5)
+@pytest.mark.parametrize("balancers", [1, 2])
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_instances_behind_a_load_balancer_come_and_go_and_no_message_is_lost(
-    fleet: ReceiverFleet, contract: str
+def test_instances_behind_load_balancers_come_and_go_and_no_message_is_lost(
+    fleet: ReceiverFleet, contract: str, balancers: int
 ) -> None:
     first, second, third = fleet.instances
-    fleet.balance(first, second, third)
+    fleet.balance(first, second, third, by=BALANCERS[:balancers])
     fleet.deploy(contract)
     with fleet.flow:
         for instance in fleet.instances:

@@ -10,7 +10,7 @@ Rules (tests/dispatch/model/test_outlier_detection.py)
    others together. It is slow if it takes `SLOW_RATIO` times as long as they do, and `SLOW_BY_S` longer.
 2. The calls of the last one to two `WINDOW_S` count. Both sides need `MIN_CALLS`, because a share of fewer
    calls is noise.
-3. At most half of the endpoints are ejected at a time, so that the rest can bear the load.
+3. At most half of the endpoints that are not away are ejected at a time, so that the rest can bear the load.
 4. A probe that is not answered holds its message up for the timeout. So an endpoint that is ejected, or whose
    breaker opens while others take messages, pauses: it gets no probe for `PAUSE_S`. A pause that follows soon
    is that much longer, up to `MAX_PAUSE_S`.

@@ -24,7 +24,7 @@ from app.dispatch.pump.intake import HELD_BYTES, MessageIntake
 from app.dispatch.pump.line_head import LineHead
 from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
 from app.dispatch.pump.ready_queue import ReadyQueue
-from app.dispatch.push.metadata import KEY, CallMetadata, MetadataTemplate, tracing_info
+from app.dispatch.push.metadata import KEY, RECORD_TS, CallMetadata, MetadataTemplate, tracing_info
 from app.grpc_client.header_encoder import Field
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import PRODUCER_LIMITS
@@ -221,8 +221,9 @@ class DispatchPump:
         return CallMetadata(template.shared(role), own)
 
     def _as_uforwarder(self, delivery: Delivery) -> Iterator[Field]:
-        record = delivery.record
-        if delivery.origin is not None and delivery.origin.topic != self.job.topic:
+        record, origin = delivery.record, delivery.origin
+        yield RECORD_TS, b"%d" % (record.timestamp if origin is None else origin.timestamp_ms)
+        if origin is not None and origin.topic != self.job.topic:
             yield tracing_info(self.job.topic, self.job.partition, record.offset)
         if record.key is None:
             yield KEY, b""

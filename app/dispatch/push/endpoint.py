@@ -60,13 +60,13 @@ class Place(NamedTuple):
     Attributes:
         target: The address in the workload's definition by which it was found.
         name: The endpoint's own, as "10.0.0.7:8443".
-        is_alone: The target has no other, so this may be a virtual address, with many servers behind it.
+        total: How many endpoints the target has. Few of them may be addresses of load balancers.
         is_local: It is in this worker's zone.
     """
 
     target: str
     name: str
-    is_alone: bool
+    total: int
     is_local: bool = False
 
 

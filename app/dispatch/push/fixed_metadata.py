@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.dispatch.model.metadata_sources import Source
+from app.dispatch.model.metadata_sources import SECRET_NAMES, Source
 from app.grpc_client.header_encoder import Field
 from app.grpc_client.metadata import wire_field
 from app.grpc_client.tokens import Tokens
+
+SECRETS = frozenset(name.encode() for name in SECRET_NAMES)
 
 
 class FixedMetadata:
@@ -19,7 +21,8 @@ class FixedMetadata:
         self._tokens = tokens
         self._version = -1
         self._fields: tuple[Field, ...] = ()
-        self.secret = frozenset(name.encode() for name, source in self._sources.items() if source.secret)
+        names = {name.encode() for name, source in self._sources.items() if source.secret}
+        self.secret = SECRETS | names
 
     @property
     def fields(self) -> tuple[Field, ...]:

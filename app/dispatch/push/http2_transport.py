@@ -14,7 +14,7 @@ import structlog
 from app.dispatch.model.crash_suspicion import Loss as ReceiverLoss
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
-from app.dispatch.push.fixed_metadata import FixedMetadata
+from app.dispatch.push.fixed_metadata import SECRETS, FixedMetadata
 from app.dispatch.push.health import (
     HEALTH_CHECK_TIMEOUT_S,
     MAX_HEALTH_BYTES,
@@ -40,6 +40,7 @@ from app.kernel.grpc_status import OK, UNAVAILABLE
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
+HUNG_S = 20.0  # a stream's receiver that takes nothing for so long is hung, though it may answer pings
 # Beside the status and the receiver's wishes, trailers may have a stack trace.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
@@ -110,7 +111,7 @@ class MethodFields:
     def _make(self, shared: SharedMetadata, channel: Channel) -> Fields:
         if len(self._made) >= MAX_SHARED:
             self._made.clear()
-        secret = () if self._metadata is None else self._metadata.secret
+        secret = SECRETS if self._metadata is None else self._metadata.secret
         made = self._made[shared] = channel.method(self._method, (*shared.fields, *self._fixed), secret)
         return made
 
@@ -174,6 +175,7 @@ class Http2StreamCall:
         self._unread_bytes = 0
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
+        self._is_hung = False
         self._call = channel.stream(fields, (), None, self._receive, self._end, self._drained)
 
     async def read(self) -> bytes | None:
@@ -196,7 +198,14 @@ class Http2StreamCall:
         call.send(message)
         while call.unsent_bytes and call.code is None:
             self._may_write.clear()
-            await self._may_write.wait()
+            unsent_bytes = call.unsent_bytes
+            try:
+                async with asyncio.timeout(HUNG_S):
+                    await self._may_write.wait()
+            except TimeoutError:
+                if call.unsent_bytes == unsent_bytes:
+                    self._is_hung = True
+                    call.cancel()
         return call.code is None
 
     def end_writing(self) -> None:
@@ -210,6 +219,8 @@ class Http2StreamCall:
     @property
     def result(self) -> CallResult:
         """See `StreamCall.result`."""
+        if self._is_hung:
+            return CallResult(UNAVAILABLE, f"the receiver took nothing of a request for {HUNG_S:g} s")
         code, details, loss = _outcome(self._call)
         return _with_facts(CallResult(code, details, loss=loss), self._call)
 

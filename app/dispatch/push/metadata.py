@@ -26,6 +26,7 @@ PRIMARY = "switchyard-primary"  # `true` when that region is the primary (active
 PRIMARY_EPOCH = "switchyard-primary-epoch"  # the epoch of that role
 KEY = b"kafka-key-bin"  # the record's key; without one absent, or empty with `compat: uforwarder`
 TRACING_INFO = b"kafka-tracing-info"  # from where a retried message comes, with `compat: uforwarder`
+RECORD_TS = b"kafka-record-ts"  # the same as `kafka-timestamp`, with `compat: uforwarder`
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
 _names: dict[str, bytes] = {}

@@ -16,7 +16,8 @@ Rules (tests/dispatch/scheduler/test_endpoints.py)
 5. A message that is sent again goes to another endpoint, if there is one with room. If its endpoint asked for
    more time, it goes there again.
 6. Endpoints in the worker's own zone get the messages, as far as they have room.
-7. An endpoint that fails messages which the others take is ejected for some time. At least half of them stay.
+7. An endpoint that fails messages which the others take is ejected for some time. At least half of
+   those that are not away stay.
 """
 
 from __future__ import annotations
@@ -362,12 +363,11 @@ class Receiver:
     def _judge(self, now_s: float) -> None:
         """Ejects endpoints that fail messages, and finds slow ones (rule 7)."""
         counts = [endpoint.standing.counts(now_s) for endpoint in self.endpoints]
-        away = sum(not one.is_taker for one in self.endpoints)
-        may_eject = len(counts) // 2 - away
-        for outlier in failing(counts)[: max(0, may_eject)]:
-            endpoint = self.endpoints[outlier.number]
-            if endpoint.breaker.closed:
-                endpoint.eject(outlier.why, now_s)
+        ejected = sum(one.standing.is_ejected for one in self.endpoints)
+        may_eject = (ejected + sum(one.is_taker for one in self.endpoints)) // 2 - ejected
+        outliers = [one for one in failing(counts) if self.endpoints[one.number].breaker.closed]
+        for outlier in outliers[: max(0, may_eject)]:
+            self.endpoints[outlier.number].eject(outlier.why, now_s)
         is_slow = dict(slow(counts))
         for number, endpoint in enumerate(self.endpoints):
             endpoint.standing.judge_speed(is_slow.get(number, ""), now_s)

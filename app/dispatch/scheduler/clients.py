@@ -122,7 +122,8 @@ class TargetClients:
             return None
         spec = workload.spec.target
         server = Server(
-            Address.parse(place.name), target.authority, _proxy(target), metadata=self._metadata(workload),
+            Address.parse(place.name), target.authority, _proxy(target),
+            connections=-(-spec.connections // place.total), metadata=self._metadata(workload),
             keepalive=Keepalive(spec.keepalive.time, spec.keepalive.timeout),
         )  # fmt: skip
         if spec.tls is not None:
@@ -131,8 +132,8 @@ class TargetClients:
             if place.target in spec.zones.values():
                 target = Target.parse(spec.address)
             server = replace(server, tls=context, server_name=spec.tls.server_name or target.name)
-        if place.is_alone:
-            server = replace(server, connections=spec.connections, max_age_s=spec.max_connection_age)
+        if place.total <= spec.connections:
+            server = replace(server, max_age_s=spec.max_connection_age)
         return server
 
 
@@ -168,17 +169,17 @@ class EndpointNames:
             )
 
     def _found(self, address: str, names: Iterable[str]) -> None:
-        self._names[address] = list(names)
+        self._names[address] = list(dict.fromkeys(names))
         self._tell()
 
     def _tell(self) -> None:
         every, local = self._names.get(self._address), self._names.get(self._local, [])
         if every is not None and self._is_failing(self._local):
             local = [name for name in local if name in every]
-        is_alone = every is not None and len(every) == 1
-        places = {name: Place(self._address, name, is_alone, name in local) for name in every or ()}
+        every = every or []
+        places = {name: Place(self._address, name, len(every), name in local) for name in every}
         for name in local:
-            places.setdefault(name, Place(self._local, name, len(local) == 1, is_local=True))
+            places.setdefault(name, Place(self._local, name, len(local), is_local=True))
         if places:
             self._follow(list(places.values()))
 

@@ -37,7 +37,7 @@ def workload_at(
     keepalive = Keepalive.model_construct(time=SOON_S, timeout=timeout_s)
     target = made.spec.target.model_copy(update={"keepalive": keepalive})
     spec = made.spec.model_copy(update={"target": target})
-    return made.model_copy(update={"spec": spec}), Place(address, address, is_alone=True)
+    return made.model_copy(update={"spec": spec}), Place(address, address, total=1)
 
 
 async def test_a_call_to_a_receiver_that_is_gone_ends_before_its_deadline(transport: str) -> None:

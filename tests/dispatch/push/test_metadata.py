@@ -48,7 +48,7 @@ def test_grpc_accepts_all_names_and_values(own: Headers, key: bytes | None) -> N
         assert isinstance(value, bytes) or value.isascii()
 
 
-def test_the_names_are_those_that_uforwarders_consumers_read() -> None:
+def test_the_names_are_those_that_every_receiver_reads() -> None:
     metadata = dict(metadata_of(template, 5, b"k", [("Zone", b"east")], 7, 1, 2))
 
     del metadata["traceparent"]

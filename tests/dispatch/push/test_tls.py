@@ -127,7 +127,7 @@ async def test_health_checks_go_over_mutual_tls(
     address = f"127.0.0.1:{await receiver.start()}"
     workload = definition(address, target=target(transport, "unary"))
     clients = TargetClients("w1", "", worker(certificates, certificates if is_known else strangers))
-    health = clients.health(workload, Place(address, address, is_alone=True, is_local=False))
+    health = clients.health(workload, Place(address, address, total=1, is_local=False))
     try:
         found = await health.check(timeout_s=ENOUGH_S if is_known else 2.0)
     finally:

@@ -35,7 +35,7 @@ async def test_the_transport_makes_the_calls(transport: str, address: str, kind:
     resolver = clients.endpoints(
         workload, address, lambda found: names.append([place.name for place in found])
     )
-    target = clients.unary(workload, Place(address, names[0][0] if names else "127.0.0.1:1", is_alone=True))
+    target = clients.unary(workload, Place(address, names[0][0] if names else "127.0.0.1:1", total=1))
     assert type(target) is kind
     await target.close()
     await resolver.close()
@@ -65,7 +65,7 @@ async def test_a_service_is_looked_up_here_and_its_name_decides_on_the_proxy(
         )
         assert not names
         await resolver.close()
-        health = clients.health(workload, Place(address, f"{host}:{port}", is_alone=True))
+        health = clients.health(workload, Place(address, f"{host}:{port}", total=1))
         async with asyncio.timeout(ENOUGH_S):
             _, seen = await asyncio.gather(health.check("", ENOUGH_S), first_bytes.get())
         assert seen.startswith(begins)
@@ -98,10 +98,22 @@ async def test_what_a_zone_finds_is_met_by_the_zone_s_own_name() -> None:
     both = workload.spec.target.address
     last = {place.name: place for place in found}
     assert last == {
-        "10.0.0.2:1": Place(both, "10.0.0.2:1", is_alone=False, is_local=True),
-        "10.0.0.3:1": Place(both, "10.0.0.3:1", is_alone=False),
-        "10.0.0.1:1": Place(zones["a"], "10.0.0.1:1", is_alone=False, is_local=True),
+        "10.0.0.2:1": Place(both, "10.0.0.2:1", total=2, is_local=True),
+        "10.0.0.3:1": Place(both, "10.0.0.3:1", total=2),
+        "10.0.0.1:1": Place(zones["a"], "10.0.0.1:1", total=2, is_local=True),
     }
+
+
+@pytest.mark.parametrize(
+    ("count", "connections", "has_age"),
+    [(1, 4, True), (2, 2, True), (3, 2, True), (4, 1, True), (5, 1, False)],
+)
+def test_few_endpoints_may_be_load_balancers(count: int, connections: int, has_age: bool) -> None:
+    """A network load balancer has an address in each zone, and a service of both families has two."""
+    workload = definition("billing:1", target={"max_connection_age": "90s"})
+    server = TargetClients("w")._server(workload, Place("billing:1", "10.0.0.1:1", count))
+    assert server is not None
+    assert (server.connections, server.max_age_s) == (connections, 90 if has_age else 0)
 
 
 async def test_a_zone_without_an_answer_keeps_only_what_the_address_of_all_has() -> None:
@@ -136,13 +148,13 @@ async def test_a_zone_without_an_answer_keeps_only_what_the_address_of_all_has()
 def test_certificates_must_have_the_first_name_of_the_address_or_the_one_that_is_named(
     address: str, endpoint: str, name: str
 ) -> None:
-    clients, place = TargetClients("w"), Place(address, endpoint, is_alone=False)
+    clients, place = TargetClients("w"), Place(address, endpoint, total=4)
     for tls, wanted in ({}, name), ({"server_name": "other.example"}, "other.example"):
         server = clients._server(definition(address, target={"tls": tls}), place)
         assert server is not None
         assert (server.tls is not None, server.server_name) == (True, wanted)
         zoned = definition(address, target={"tls": tls, "zones": {"a": "billing-a:1"}})
-        found = clients._server(zoned, Place("billing-a:1", endpoint, is_alone=False))
+        found = clients._server(zoned, Place("billing-a:1", endpoint, total=4))
         assert (found and found.server_name) == wanted
     plain = clients._server(definition(address), place)
     assert plain is not None
@@ -164,7 +176,7 @@ def test_grpcio_checks_the_same_names(address: str, server_name: str | None, nam
     target = {"transport": "grpc", "tls": {"server_name": server_name}}
     credentials = Credentials()
     credentials.load()
-    clients, place = TargetClients("w", "", credentials), Place(address, address, is_alone=True)
+    clients, place = TargetClients("w", "", credentials), Place(address, address, total=1)
     found = clients._grpc_tls(definition(address, target=target), place)
     assert found is not None
     assert found.server_name == name

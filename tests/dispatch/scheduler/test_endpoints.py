@@ -227,7 +227,7 @@ async def test_a_name_that_has_an_endpoint_again_has_the_former_one() -> None:
         rig.feed(pump, numbers(40))
         await rig.until(lambda: made.counts[0] > 0)
         endpoint = made.endpoint(0)
-        places = [Place(rig.main.address, name, is_alone=False) for name in made.addresses]
+        places = [Place(rig.main.address, name, total=4) for name in made.addresses]
         rig.main._follow([places[1]])
         assert endpoint.is_leaving
         assert [one.state for one in rig.main.status(time.monotonic(), 0).endpoints] == ["leaving", "ready"]
@@ -334,6 +334,23 @@ async def test_an_endpoint_that_does_not_serve_drains_and_the_others_go_on(contr
         stopping.cancel()
 
 
+async def test_endpoints_that_are_away_for_good_keep_no_outlier_from_being_ejected() -> None:
+    """As the addresses of a family that the network between does not carry."""
+    async with fleet(6, "unary", flow={"max_inflight": 60}) as made:
+        rig, pump, at = made.rig, made.rig.pump(), 0
+        for receiver in made.receivers[3:]:
+            await receiver.stop(0)
+        made.faulty.add(0)
+        while not made.endpoint(0).standing.is_ejected:
+            rig.feed(pump, numbers(100, at))
+            at += 100
+            await rig.until(lambda fed=at: pump.tracker.base > fed - 50)  # type: ignore[misc]
+        assert [made.endpoint(number).is_taker for number in range(6)] == [False, True, True, *[False] * 3]
+        made.faulty.clear()
+        await rig.idle()
+        assert set(made.values()) == {value for _, value in numbers(at)}
+
+
 async def test_the_last_endpoint_that_is_left_gets_everything_although_it_was_ejected() -> None:
     async with fleet(2, "unary", flow={"max_inflight": 20}) as made:
         rig, pump, at = made.rig, made.rig.pump(), 0
@@ -350,16 +367,18 @@ async def test_the_last_endpoint_that_is_left_gets_everything_although_it_was_ej
         assert set(made.values()) == {value for _, value in numbers(at + 200)}
 
 
+@pytest.mark.parametrize("balancers", [1, 2])
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_new_instance_behind_a_load_balancer_gets_messages(contract: str) -> None:
+async def test_a_new_instance_behind_load_balancers_gets_messages(contract: str, balancers: int) -> None:
     if {place[0] for *_, place in socket.getaddrinfo("localhost", 1)} != {"127.0.0.1"}:
         pytest.skip("localhost has several addresses here, and so it is no load balancer's")
     async with dispatch_rig(lambda _: None) as rig:
         made, at = Fleet(rig), 0
         await made.start(3)
         receivers = made.addresses[:2]
-        async with balancing(lambda: receivers) as balancer:
-            address = f"localhost:{balancer.port}"
+        async with balancing(lambda: receivers) as balancer, balancing(lambda: receivers) as other:
+            ports = [balancer.port, other.port][:balancers]
+            address = ",".join(f"localhost:{port}" for port in ports)
             target = {"address": address, "contract": contract, "max_connection_age": "1s"}
             rig.run(target=target, flow={"max_inflight": 60})
             pump = rig.pump()
@@ -376,7 +395,7 @@ async def test_a_new_instance_behind_a_load_balancer_gets_messages(contract: str
             await feed_until(lambda: made.counts[2] > 300)
             assert made.values() == {value: 1 for _, value in numbers(at)}
             assert {message.attempt for seen in made.seen for message in seen} == {1}
-            assert rig.endpoint.breaker.closed
+            assert all(endpoint.breaker.closed for endpoint in rig.main.endpoints)
 
 
 async def test_one_of_several_streams_that_is_lost_opens_no_breaker() -> None:

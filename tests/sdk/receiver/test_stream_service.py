@@ -460,9 +460,27 @@ async def test_a_handler_asks_for_more_time_from_its_task_and_from_a_thread(
         receiver.on(topic="orders", group="billing")(take_one)
     sender = await serve(receiver, timeout_s=2.5)
     await sender.connected()
-    sender.send(rows(20), longest_s=ENOUGH_S)
+    sender.send(rows(20), longest_s=600.0)
     await sender.all_reported()
     assert set(sender.codes()) == {OK}
+
+
+async def test_a_message_knows_the_most_time_that_it_can_have(serve: Serve) -> None:
+    receiver, left = Receiver(), list[tuple[bool, float]]()
+
+    @receiver.on(topic="orders", group="billing")
+    async def handle(message: Message) -> None:
+        for seconds in (30.0, 600.0, 600.0, 30.0):
+            left.append((message.renew(seconds), message.time_left()))
+
+    sender = await serve(receiver, timeout_s=20.0)
+    await sender.connected()
+    sender.send(rows(1), longest_s=100.0)
+    await sender.all_reported()
+    answers, times_s = zip(*left, strict=True)
+    assert answers == (True, True, False, True), "it has what it asked for last"
+    assert 20 < times_s[0] <= 30
+    assert all(50 < one <= 100 for one in times_s[1:])
 
 
 async def test_a_wrong_wish_fails_its_message_only_and_a_message_can_be_copied(serve: Serve) -> None:

@@ -44,12 +44,13 @@ class OutBatch:
         traceparent: For records without one among their headers; "": receivers derive it.
         header_filter: Chooses the record headers that are sent; None: all.
         deadline_s: Until when these have time, by `time.monotonic`; 0: as the stream said when it was opened.
+        latest_s: Until when they can have it, if the receiver asks for more.
         renewed: Indexes of messages that have more time, because the receiver asked for it.
     """
 
     __slots__ = (
-        "attempt", "deadline_s", "header_filter", "on_results", "partition", "records", "renewed",
-        "retry_count", "topic", "traceparent",
+        "attempt", "deadline_s", "header_filter", "latest_s", "on_results", "partition", "records",
+        "renewed", "retry_count", "topic", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +72,7 @@ class OutBatch:
         self.on_results = on_results
         self.traceparent = traceparent
         self.header_filter = header_filter
-        self.deadline_s = 0.0
+        self.deadline_s = self.latest_s = 0.0
         self.renewed: set[int] | None = None
 
 
@@ -129,7 +130,13 @@ def _begin(wire_batch: Batch, batch: OutBatch, start: int, number: int) -> None:
     wire_batch.attempt = batch.attempt
     wire_batch.traceparent = batch.traceparent
     if batch.deadline_s:  # what the batch has waited for its sending is not the receiver's
-        wire_batch.timeout_ms = max(1, min(MAX_TIMEOUT_MS, round((batch.deadline_s - monotonic()) * 1000)))
+        now_s = monotonic()
+        wire_batch.timeout_ms = _milliseconds(batch.deadline_s - now_s)
+        wire_batch.longest_ms = _milliseconds(max(batch.deadline_s, batch.latest_s) - now_s)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, min(MAX_TIMEOUT_MS, round(seconds * 1000)))
 
 
 def _add_messages(

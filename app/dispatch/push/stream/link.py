@@ -13,6 +13,7 @@ Rules
 4. The writer calls `may_send` before each request. While it is False, waiting messages are not written and
    end as `UNSENT`, before their timeout. So do messages that the caller takes back.
 5. Each stream that is opened has a connection of its own, which a load balancer may lead to another receiver.
+   A receiver that takes nothing of a request for some time ends it (`HUNG_S` of `http2_transport`).
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class StreamLink:
         asks for more time."""
         now_s = time.monotonic()
         self._book.queue(batch, len(batch.records), now_s + timeout_s, now_s + longest_s)
-        batch.deadline_s = now_s + timeout_s
+        batch.deadline_s, batch.latest_s = now_s + timeout_s, now_s + longest_s
         self._arm()
         self._wake.set()
         self.connect()

@@ -23,7 +23,7 @@ class DeliveryTime:
         return math.inf
 
     def renew(self, _number: int, _seconds: float) -> bool:
-        """Asks for this much time from now on; returns whether the sender can give it."""
+        """Asks for this much time from now on; returns whether the sender gives any."""
         return False
 
     def __deepcopy__(self, _: object) -> None:
@@ -51,13 +51,16 @@ class StreamTime(DeliveryTime):
 
     Args:
         left_s: Seconds that they have from now on; 0: not known.
+        longest_s: Seconds that they can have in all, by renewals; 0: not known.
         ask: Asks the sender, from any thread, for this many milliseconds for a delivery; False: it has ended.
     """
 
-    __slots__ = ("_ask", "_later_s", "_until_s")
+    __slots__ = ("_ask", "_later_s", "_latest_s", "_until_s")
 
-    def __init__(self, left_s: float, ask: Callable[[int, int], bool]) -> None:
-        self._until_s = monotonic() + left_s if left_s else math.inf
+    def __init__(self, left_s: float, longest_s: float, ask: Callable[[int, int], bool]) -> None:
+        now_s = monotonic()
+        self._until_s = now_s + left_s if left_s else math.inf
+        self._latest_s = now_s + longest_s if longest_s else math.inf
         self._later_s: dict[int, float] = {}
         self._ask = ask
 
@@ -66,7 +69,9 @@ class StreamTime(DeliveryTime):
 
     def renew(self, number: int, seconds: float) -> bool:
         wanted_ms = milliseconds(seconds)
-        if not self._ask(number, wanted_ms):
+        until_s, wanted_s = self._later_s.get(number, self._until_s), monotonic() + wanted_ms / 1000
+        later_s = max(until_s, min(wanted_s, self._latest_s))
+        if until_s == later_s < wanted_s or not self._ask(number, wanted_ms):
             return False
-        self._later_s[number] = max(self._later_s.get(number, self._until_s), monotonic() + wanted_ms / 1000)
+        self._later_s[number] = later_s
         return True

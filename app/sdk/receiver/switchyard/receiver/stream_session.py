@@ -145,7 +145,8 @@ class Session:
             if batch.first_delivery != start:
                 raise Violation(f"a batch begins with delivery {batch.first_delivery}, but {start} is next")
             timeout_ms = batch.timeout_ms or self._opened.timeout_ms
-            messages = read_batch(batch, self._opened, self._role, StreamTime(timeout_ms / 1000, self._ask))
+            time = StreamTime(timeout_ms / 1000, batch.longest_ms / 1000, self._ask)
+            messages = read_batch(batch, self._opened, self._role, time)
             self._next += len(messages)
             if self._route.batch:
                 self._enter_batch(start, messages, share)

@@ -100,10 +100,11 @@ class Message:
 
     def renew(self, seconds: float) -> bool:
         """Asks for this much time from now on, while an asynchronous handler works on the message; from any
-        thread. It never shortens what is left. The workload's `headOfLine.after` limits the whole.
+        thread. It never shortens what is left. The workload's `headOfLine.after` limits the whole, so it may
+        get less: `time_left` says how much.
 
-        Returns False if that cannot be: for unary calls, where a handler returns `Renew` instead, and when
-        the delivery has ended. Messages of a batch are renewed one by one.
+        Returns False if it gets no more: for unary calls, where a handler returns `Renew` instead, and when
+        the limit is reached or the delivery has ended. Messages of a batch are renewed one by one.
         """
         return self._time is not None and self._time.renew(self._number, seconds)
 

@@ -65,7 +65,7 @@ class Accept(_message.Message):
     def __init__(self, features: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("first_delivery", "partition", "topic", "base_offset", "base_timestamp_ms", "retry_count", "attempt", "traceparent", "messages", "timeout_ms")
+    __slots__ = ("first_delivery", "partition", "topic", "base_offset", "base_timestamp_ms", "retry_count", "attempt", "traceparent", "messages", "timeout_ms", "longest_ms")
     FIRST_DELIVERY_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Batch(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_MS_FIELD_NUMBER: _ClassVar[int]
     first_delivery: int
     partition: int
     topic: str
@@ -86,7 +87,8 @@ class Batch(_message.Message):
     traceparent: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     timeout_ms: int
-    def __init__(self, first_delivery: _Optional[int] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., base_offset: _Optional[int] = ..., base_timestamp_ms: _Optional[int] = ..., retry_count: _Optional[int] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    longest_ms: int
+    def __init__(self, first_delivery: _Optional[int] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., base_offset: _Optional[int] = ..., base_timestamp_ms: _Optional[int] = ..., retry_count: _Optional[int] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., longest_ms: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("offset_delta", "timestamp_delta_ms", "key", "value", "headers")
