@@ -46,7 +46,7 @@ from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
-from app.worker.runtime import open_files
+from app.worker.runtime import freed_memory, open_files
 from app.worker.runtime.cgroups import sample_container
 from app.worker.runtime.container_watch import ContainerWatch
 from app.worker.runtime.data_directory import DataDirUnusable, prepare_datadir, worker_directory
@@ -381,6 +381,7 @@ def build() -> SwitchyardApp:
             "switchyard.yaml has sizing, which is ignored: there are no forecasts", remedy="remove it"
         )
     open_files.raise_limit()
+    freed_memory.keep()
     aiokafka_patches.install()
     bounded_consumer.install()
     if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":

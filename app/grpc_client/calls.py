@@ -16,7 +16,7 @@ from app.grpc_client.answers import Head
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.header_decoder import FieldList
 from app.grpc_client.header_encoder import Field, Fields
-from app.grpc_client.messages import MessageFault, MessageReader, prefixed
+from app.grpc_client.messages import PREFIX, PREFIX_BYTES, MessageFault, MessageReader, prefixed
 from app.grpc_client.status import StatusCode
 
 EMPTY_MESSAGE = bytes(5)  # as a DATA frame carries it
@@ -192,7 +192,7 @@ class Call:
     def tell_drained(self) -> None:
         """All that had to wait has left for the connection."""
 
-    def take(self, max_bytes: int) -> bytes:
+    def take(self, max_bytes: int) -> bytes | memoryview:
         """The next bytes to send, at most so many."""
         raise NotImplementedError
 
@@ -209,8 +209,8 @@ class UnaryCall(Call):
     """One message, one answer. `answer`: None until it came; OK without an answer cannot be."""
 
     answer: bytes | None = None
-    _unsent: bytes = b""
-    _at: int = 0
+    _at: int = 0  # of the bytes to send, which begin with the prefix
+    _size: int = 0
 
     def __init__(
         self,
@@ -246,17 +246,20 @@ class UnaryCall(Call):
 
     def begin_sending(self) -> None:
         """The request goes out in parts. A call that moves to another connection begins again."""
-        self._unsent, self._at = prefixed(self.request), 0
+        self._at, self._size = 0, PREFIX_BYTES + len(self.request)
         self.is_all_sent = False
 
-    def take(self, max_bytes: int) -> bytes:
-        part = self._unsent[self._at : self._at + max_bytes]
-        self._at += len(part)
-        return part
+    def take(self, max_bytes: int) -> bytes | memoryview:
+        begin, end = self._at, min(self._at + max_bytes, self._size)
+        self._at = end
+        part = memoryview(self.request)[max(0, begin - PREFIX_BYTES) : max(0, end - PREFIX_BYTES)]
+        if begin >= PREFIX_BYTES:
+            return part
+        return PREFIX.pack(0, len(self.request))[begin:end] + part
 
     @property
     def has_unsent(self) -> bool:
-        return self._at < len(self._unsent)
+        return self._at < self._size
 
     @property
     def ends_after_unsent(self) -> bool:
@@ -332,13 +335,13 @@ class StreamCall(Call):
     def tell_done(self) -> None:
         self._done(self)
 
-    def take(self, max_bytes: int) -> bytes:
+    def take(self, max_bytes: int) -> bytes | memoryview:
         first = self._unsent[0]
         if self._at == 0 and len(first) <= max_bytes:
             self._unsent.popleft()
             self.unsent_bytes -= len(first)
             return first
-        part = first[self._at : self._at + max_bytes]
+        part = memoryview(first)[self._at : self._at + max_bytes]
         self._at += len(part)
         self.unsent_bytes -= len(part)
         if self._at == len(first):

@@ -75,9 +75,13 @@ class ConnectionFault(Exception):
         self.code = code
 
 
+def header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
+    """What comes before a payload of so many bytes."""
+    return HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+
+
 def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    size = len(payload)
-    return HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+    return header(kind, flags, stream_id, len(payload)) + payload
 
 
 def settings(values: Mapping[int, int]) -> bytes:

@@ -160,6 +160,9 @@ class MemoryTransport(asyncio.Transport):
         assert data, "a write of nothing"
         self.written += data
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """`pause` and `resume` say when the network takes more."""
+
     def is_closing(self) -> bool:
         return self._is_closing
 
