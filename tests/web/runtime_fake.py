@@ -167,10 +167,18 @@ def in_trouble(text: str = "") -> dict[str, Any]:
         address=f"billing-test:443{text}", contract="stream", breaker="open", why_open=f"found nobody {text}",
         probe_in_ms=700, limit=8, ceiling=500, phase="hold", allowed=4, in_flight=1, credit=0, held=12,
         timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
+        endpoints=[EndpointStatus(name=f"10.0.1.1:443{text}", state="probing", for_s=90.0, limit=8)],
     )  # fmt: skip
     endpoints = [
         EndpointStatus(
-            name="10.0.0.1:443", local=True, for_s=3.5, in_flight=3, calls=75, failed=3, latency_ms=4.5
+            name="10.0.0.1:443",
+            local=True,
+            for_s=3.5,
+            in_flight=3,
+            limit=50,
+            calls=75,
+            failed=3,
+            latency_ms=4.5,
         ),
         EndpointStatus(
             name=f"10.0.0.2:443{text}",

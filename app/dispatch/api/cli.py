@@ -59,7 +59,7 @@ def _active_in(row: JsonMapping) -> str:
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """One workload: where it is active, what limits its throughput, its receivers, and its partitions.
+    """One workload: where it is active, what limits it, its receivers and endpoints, and its partitions.
 
     \b
     switchyard workload describe billing/orders

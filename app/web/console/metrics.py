@@ -98,6 +98,7 @@ _ENDPOINT_GAUGES = {
     "latency_seconds": "Mean time to an answer in the last minute that had any",
     "failed_ratio": "Share of the last seconds' messages that it did not take",
     "share_ratio": "Its part of the answers that this worker got in the last seconds",
+    "state_seconds": "For how long it has been in its state",
 }
 _FLEET_GAUGES = {
     "recommended_workers": "Workers that an isolation group needs for its measured load, and one to lose",
@@ -403,6 +404,7 @@ def _endpoint_values(endpoint: EndpointStatus, answered: int) -> dict[str, float
         "latency_seconds": None if endpoint.latency_ms < 0 else endpoint.latency_ms / 1000,
         "failed_ratio": endpoint.failed / endpoint.calls if endpoint.calls else None,
         "share_ratio": endpoint.calls / answered if answered else None,
+        "state_seconds": endpoint.for_s,
     }
 
 

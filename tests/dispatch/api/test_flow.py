@@ -44,7 +44,7 @@ def test_the_answer_for_a_workload_has_every_figure_with_its_unit(console: Conso
         ("ready", 0.75, 0.04),
         ("ejected", 0.25, 1.0),
     ]
-    assert (main["more_endpoints"], away["endpoints"]) == (2, [])
+    assert (main["more_endpoints"], [one["latency_ms"] for one in away["endpoints"]]) == (2, [None])
     (worker,) = flow["workers"]
     assert (worker["jobs"], worker["paused"], worker["ready"]) == (2, 1, 7)
     assert (worker["messages_per_s"], worker["messages_short"]) == (50.0, 5.0)
@@ -108,6 +108,12 @@ def test_metrics_have_the_same_figures_by_job_target_and_workload(console: Conso
     assert value("receiver_breaker_state", f'{{state="open",{away[1:]}') == 1
     assert value("receiver_breaker_state", f'{{state="closed",{away[1:]}') == 0
     ejected = f'{{endpoint="10.0.0.2:443",{main[1:]}'
+    ready = f'{{endpoint="10.0.0.1:443",{main[1:]}'
+    assert value("endpoint_in_flight_messages", ready) == 3
+    assert value("endpoint_limit_messages", ready) == 50
+    assert value("endpoint_latency_seconds", ready) == 0.0045
+    assert value("endpoint_latency_seconds", ejected) is None  # it had no answer yet
+    assert value("endpoint_state_seconds", ejected) == 7
     assert value("endpoint_share_ratio", ejected) == 0.25
     assert value("endpoint_failed_ratio", ejected) == 1
     assert value("endpoint_state", f'{{state="ejected",{ejected[1:]}') == 1

@@ -169,8 +169,8 @@ def test_the_workload_page_says_why_deliveries_stand_still_on_every_screen(
         page.goto(f"{url}/workloads/billing/orders")
         for text in (
             "Held back by: the receiver is away", "the next probe in 700 ms", "20.0 s, adapted from 10.0 s",
-            "75 % of 40 answers", "10.0.0.1:443 (same zone)", "ejected", "and 2 more", "5 short", "no token",
-            "and 3 more", "not finished", "1 emptying",
+            "75 % of 40 answers", "10.0.0.1:443 (same zone)", "3 of 50", "ejected",
+            "10.0.1.1:443", "and 2 more", "5 short", "no token", "and 3 more", "not finished", "1 emptying",
         ):  # fmt: skip
             wait_for_text(page, text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -26,9 +26,9 @@ const STATES = { ready: "good", slow: "warn", silent: "bad", probing: "bad", eje
 const ENDPOINT_COLUMNS = [["Endpoint"], ["State"], ["Why", "wrap"], ["For", "n"], ["In flight", "n"], ["Share", "n"], ["Not taken", "n"], ["Latency", "n"], ["Worker"], ["Receiver"]];
 
 function endpoints(receivers) {
-  const rows = receivers.filter((r) => r.endpoints?.length > 1).flatMap((r) => r.endpoints.map((e) => [e.local ? `${e.name} (same zone)` : e.name, pill(e.state, STATES[e.state] ?? ""), e.why ?? "", duration(e.for_s), number(e.in_flight), share(e.share), share(e.failed_share), e.latency_ms === null ? "–" : `${e.latency_ms} ms`, r.worker, r.address]));
-  if (!rows.length) return [];
+  const rows = receivers.flatMap((r) => (r.endpoints ?? []).map((e) => [e.local ? `${e.name} (same zone)` : e.name, pill(e.state, STATES[e.state] ?? ""), e.why ?? "", duration(e.for_s), `${number(e.in_flight)} of ${number(e.limit)}`, share(e.share), share(e.failed_share), e.latency_ms === null ? "–" : `${e.latency_ms} ms`, r.worker, r.address]));
   const more = receivers.reduce((sum, r) => sum + (r.more_endpoints ?? 0), 0);
+  if (!rows.length && !more) return [];
   rows.sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
   return [el("h2", {}, "Endpoints"), table("Endpoints", ENDPOINT_COLUMNS, rows, ""), more ? el("p", { class: "quiet" }, `and ${number(more)} more`) : ""];
 }
