@@ -1,4 +1,4 @@
-"""A DNS server on 127.0.0.1:53 for one zone, `test.`: it reads its records from a file at each question."""
+"""A DNS server on port 53 for one zone, `test.`: it reads its records from a file at each question."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     @classmethod
-    async def start(cls, zone: Path) -> Self:
+    async def start(cls, zone: Path, host: str = "127.0.0.1") -> Self:
         _, server = await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: cls(zone), local_addr=("127.0.0.1", 53)
+            lambda: cls(zone), local_addr=(host, 53)
         )
         return server
+
+    def close(self) -> None:
+        """It answers no more, and another may take its address."""
+        assert self._transport is not None
+        self._transport.close()
 
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
         self._transport = transport

@@ -67,18 +67,20 @@ class Client:
         )
         return await asyncio.wait_for(future, TIMEOUT_S)
 
-    def stream(self, metadata: Metadata = (), timeout_s: float = TIMEOUT_S) -> Stream:
-        return Stream(self.channel, metadata, timeout_s)
+    def stream(
+        self, metadata: Metadata = (), timeout_s: float = TIMEOUT_S, method: str = "FullDuplexCall"
+    ) -> Stream:
+        return Stream(self.channel, metadata, timeout_s, method)
 
 
 class Stream:
-    """One call of FullDuplexCall."""
+    """One call of FullDuplexCall, or of StreamingOutputCall."""
 
-    def __init__(self, channel: Channel, metadata: Metadata, timeout_s: float) -> None:
+    def __init__(self, channel: Channel, metadata: Metadata, timeout_s: float, method: str) -> None:
         self.received: list[Any] = []
         self.ended: asyncio.Future[StreamCall] = asyncio.get_running_loop().create_future()
         self.call = channel.stream(
-            channel.method("/grpc.testing.TestService/FullDuplexCall"),
+            channel.method(f"/grpc.testing.TestService/{method}"),
             [wire_field(name, value) for name, value in metadata],
             timeout_s,
             self._receive,
@@ -88,10 +90,12 @@ class Stream:
     def _receive(self, _: StreamCall, data: bytes) -> None:
         self.received.append(message("StreamingOutputCallResponse").FromString(data))
 
-    def send(self, *sizes: int, body: int = 0, interval_us: int = 0) -> None:
+    def send(self, *sizes: int, body: int = 0, interval_us: int = 0, compressed: int = 0) -> None:
+        """`compressed`: so many of the responses are to be."""
         request = message("StreamingOutputCallRequest")()
-        for size in sizes:
-            request.response_parameters.add(size=size, interval_us=interval_us)
+        for number, size in enumerate(sizes):
+            parameters = request.response_parameters.add(size=size, interval_us=interval_us)
+            parameters.compressed.value = number < compressed
         request.payload.body = bytes(body)
         self.call.send(request.SerializeToString())
 
@@ -160,6 +164,36 @@ async def test_server_compressed_unary(client: Client) -> None:
     for compressed in (True, False):
         call = await client.unary("UnaryCall", simple_request(LARGE_RESPONSE, compressed=compressed))
         assert body_of(call) == bytes(LARGE_RESPONSE)
+
+
+async def test_server_streaming(client: Client) -> None:
+    stream = client.stream(method="StreamingOutputCall")
+    sizes = [31_415, 9, 2_653, 58_979]
+    stream.send(*sizes)
+    stream.call.close_sending()
+    assert (await stream.end()).code is StatusCode.OK
+    assert stream.sizes == sizes
+
+
+async def test_server_compressed_streaming(client: Client) -> None:
+    stream = client.stream(method="StreamingOutputCall")
+    stream.send(31_415, 92_653, compressed=1)
+    stream.call.close_sending()
+    ended = await stream.end()
+    assert ended.code is StatusCode.OK
+    assert stream.sizes == [31_415, 92_653]
+    compresses = client.peer.language not in {"node", "rust"}  # these never compress a stream
+    assert ended.head is not None
+    assert ended.head.encoding == (b"gzip" if compresses else b"identity")
+
+
+async def test_cancel_after_begin(client: Client) -> None:
+    assert (await client.unary("EmptyCall", message("Empty")())).code is StatusCode.OK  # it is connected
+    stream = client.stream()
+    stream.call.cancel()
+    assert (await stream.end()).code is StatusCode.CANCELLED
+    assert not stream.received
+    assert (await client.unary("EmptyCall", message("Empty")())).code is StatusCode.OK
 
 
 async def test_ping_pong(client: Client) -> None:

@@ -26,7 +26,16 @@ from app.dev.demo.traffic import create_topic, read_all
 from app.dev.yard import Yard
 from tests.full_disk import APART, need_namespaces
 from tests.system.conftest import ShortLivedStage
-from tests.system.fleet import Flow, Journal, JournalEntry, committed, pauses, repetitions, start_workers
+from tests.system.fleet import (
+    Flow,
+    Journal,
+    JournalEntry,
+    committed,
+    incidents,
+    pauses,
+    repetitions,
+    start_workers,
+)
 from tests.system.test_chaos import disordered, now_ms, print_line
 
 pytestmark = pytest.mark.system
@@ -43,6 +52,7 @@ MAX_IN_FLIGHT = 60
 ZONE = "eu-1a"
 WINDOW = 300  # messages
 ENOUGH_S, SETTLE_S = 30.0, 60.0
+LONGEST_PAUSE_S = 90.0  # of an endpoint that was ejected, and enough
 MAX_PAUSE_MS = 1_000
 LATE_MS = 1_000  # an answer that was sent before a fault was journaled this long before it at most
 HOSTS_BYTES = 2_000
@@ -174,7 +184,11 @@ class ReceiverFleet:
             self.stage.publish(self.name, by)
 
     def deploy(
-        self, contract: str, zones: Mapping[str, str] | None = None, limit: int = MAX_IN_FLIGHT, **spec: Any
+        self,
+        contract: str,
+        zones: Mapping[str, str] | None = None,
+        limit: int | str = MAX_IN_FLIGHT,
+        **spec: Any,
     ) -> None:
         target = {"contract": contract, "timeout": TIMEOUT, "zones": zones or {}, **AGE}
         definition = workload(
@@ -190,6 +204,12 @@ class ReceiverFleet:
         for process in (*started, *self.balancers):
             if process.running:
                 process.kill()
+
+    def states(self, instance: Instance) -> set[str]:
+        """How the workers see this instance."""
+        flow = http("GET", f"{self.workers[0].url}/api/v1/workloads/{GROUP}/{self.topic}")[1]["flow"]
+        endpoints = [one for receiver in flow["receivers"] for one in receiver["endpoints"]]
+        return {one["state"] for one in endpoints if one["name"] == f"{instance.host}:{self.port}"}
 
     # -- traffic ---------------------------------------------------------------------------------
 
@@ -210,10 +230,10 @@ class ReceiverFleet:
         tails = "\n".join(f"{worker.name}\n{worker.tail(20)}" for worker in self.workers)
         return f"{self.counts()}\n{http('GET', url)[1]}\n{tails}"
 
-    def wait_share(self, instance: Instance) -> None:
+    def wait_share(self, instance: Instance, enough_s: float = ENOUGH_S) -> None:
         """Waits until the instance gets a part of the messages, as one of several."""
         wanted = len(instance.handled()) + WINDOW // 5
-        wait_until(lambda: len(instance.handled()) >= wanted, ENOUGH_S, self.progress, 0.02)
+        wait_until(lambda: len(instance.handled()) >= wanted, enough_s, self.progress, 0.02)
 
     def window(self) -> Counter[str]:
         """Waits for `WINDOW` messages; returns how many of them each process has handled."""
@@ -327,11 +347,14 @@ def test_instances_behind_a_name_get_equal_shares(fleet: ReceiverFleet, contract
     assert fleet.longest_pause_ms(entries) < MAX_PAUSE_MS
 
 
-def test_workers_prefer_the_instance_of_their_zone_until_it_is_lost(fleet: ReceiverFleet) -> None:
+@pytest.mark.parametrize("contract", ["unary", pytest.param("stream", marks=pytest.mark.deep(minutes=0.3))])
+def test_workers_prefer_the_instance_of_their_zone_until_it_is_lost(
+    fleet: ReceiverFleet, contract: str
+) -> None:
     near, *others = fleet.instances
     fleet.stage.publish(f"{ZONE}.{fleet.name}", [near.host])
     zones = {ZONE: f"{ZONE}.{fleet.name}:{fleet.port}", "elsewhere": "nowhere.test:1"}
-    fleet.deploy("unary", zones, limit=4_000)  # the instance alone can have all that is on its way
+    fleet.deploy(contract, zones, limit=4_000)  # the instance alone can have all that is on its way
     with fleet.flow:
         fleet.wait_share(near)
         with fleet.step("one is in the zone"):
@@ -346,12 +369,43 @@ def test_workers_prefer_the_instance_of_their_zone_until_it_is_lost(fleet: Recei
     assert fleet.longest_pause_ms(entries) < MAX_PAUSE_MS
 
 
-@pytest.mark.deep(minutes=0.5)
+@pytest.mark.deep(minutes=0.7)
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_drained_added_killed_frozen_and_removed_instances_lose_no_message_and_others_continue(
+def test_an_instance_that_fails_what_the_others_take_is_ejected_and_tried_again(
     fleet: ReceiverFleet, contract: str
 ) -> None:
     fleet.deploy(contract)
+    ill, *others = fleet.instances
+    with fleet.flow:
+        for instance in fleet.instances:
+            fleet.wait_share(instance)
+        with fleet.step("one fails everything"):
+            ill.process.signal(signal.SIGHUP)
+            wait_until(lambda: fleet.states(ill) == {"ejected"}, ENOUGH_S, fleet.progress)
+            told = incidents(fleet.workers[0], "endpoint-outlier")
+            assert any(f"{ill.host}:{fleet.port}" in incident["message"] for incident in told), told
+            fleet.wait_without(ill, others)
+        with fleet.step("it is well again"):
+            ill.process.signal(signal.SIGHUP)
+            fleet.wait_share(ill, LONGEST_PAUSE_S)
+            wait_until(lambda: fleet.states(ill) == {"ready"}, LONGEST_PAUSE_S, fleet.progress)
+    entries = fleet.settle()
+    print_line(
+        f"{len(fleet.flow.sent):,} messages, attempts {Counter(one.attempt for one in entries)}, "
+        f"{fleet.counts()}"
+    )
+    assert repetitions(entries) == []
+    assert fleet.longest_pause_ms(entries) < MAX_PAUSE_MS
+
+
+@pytest.mark.deep(minutes=0.5)
+@pytest.mark.parametrize(
+    ("contract", "limit"), [("unary", MAX_IN_FLIGHT), ("stream", MAX_IN_FLIGHT), ("auto", "adaptive")]
+)
+def test_drained_added_killed_frozen_and_removed_instances_lose_no_message_and_others_continue(
+    fleet: ReceiverFleet, contract: str, limit: int | str
+) -> None:
+    fleet.deploy(contract, limit=limit)
     first, second, third = fleet.instances
     with fleet.flow:
         for instance in fleet.instances:
@@ -392,7 +446,7 @@ def test_drained_added_killed_frozen_and_removed_instances_lose_no_message_and_o
     )
     longest_ms = fleet.longest_pause_ms(entries)
     assert fleet.unexplained(entries, faults) == []
-    assert len(repeated) <= len(faults) * MAX_IN_FLIGHT
+    assert limit == "adaptive" or len(repeated) <= len(faults) * MAX_IN_FLIGHT
     assert longest_ms < MAX_PAUSE_MS
 
 
@@ -441,7 +495,8 @@ def test_instances_behind_load_balancers_come_and_go_and_no_message_is_lost(
 
 
 @pytest.mark.deep(minutes=0.3)
-@pytest.mark.parametrize(("contract", "ordering"), [("unary", "none"), ("unary", "key"), ("stream", "key")])
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_roll_out_delivers_every_message_once_and_in_order(
     fleet: ReceiverFleet, contract: str, ordering: str
 ) -> None:

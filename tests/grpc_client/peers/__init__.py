@@ -19,7 +19,7 @@ Each serves the service of `interop.proto`. All methods but EmptyCall also obey 
 | `x-test-details: 1`             | adds `grpc-status-details-bin` (`DetailedStatus`) to a wanted status |
 
 `/switchyard.bench.Echo/Call` answers every message with an empty one, and reads no message. In go, such a
-call lasts `--bench-delay-ms N`.
+call lasts `--bench-delay-ms N`, and `--bench-at-once N` calls are worked on at a time.
 
 The options of each server:
 

@@ -42,6 +42,7 @@ var nothing = &ignored{}
 
 var (
 	benchDelayMs   = flag.Int64("bench-delay-ms", 0, "how long a call of the bench's service lasts")
+	benchAtOnce    = flag.Int("bench-at-once", 0, "how many of them it works on at a time, 0: all; the others wait")
 	benchLatencies = flag.String("bench-latencies", "", "file that counts how old the messages were, see tests/bench/latency")
 )
 
@@ -80,6 +81,17 @@ func noteLatency(cells []uint64, ctx context.Context) {
 
 var latencies []uint64
 
+// slots has an element for each call that may begin; nil: all may.
+var slots chan struct{}
+
+func makeSlots(count int) chan struct{} {
+	made := make(chan struct{}, count)
+	for range count {
+		made <- struct{}{}
+	}
+	return made
+}
+
 // benchService answers every message with an empty one, at the least cost, and after --bench-delay-ms.
 var benchService = grpc.ServiceDesc{
 	ServiceName: "switchyard.bench.Echo",
@@ -90,6 +102,10 @@ var benchService = grpc.ServiceDesc{
 			err := decode(nothing)
 			if latencies != nil {
 				noteLatency(latencies, ctx)
+			}
+			if slots != nil {
+				<-slots
+				defer func() { slots <- struct{}{} }()
 			}
 			time.Sleep(time.Duration(*benchDelayMs) * time.Millisecond) // returns at once for 0
 			return nothing, err

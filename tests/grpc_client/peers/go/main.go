@@ -43,6 +43,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	if *benchAtOnce > 0 {
+		slots = makeSlots(*benchAtOnce)
+	}
 	if *benchLatencies != "" {
 		if latencies, err = openLatencies(*benchLatencies); err != nil {
 			log.Fatal(err)
