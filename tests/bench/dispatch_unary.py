@@ -11,6 +11,7 @@ The peers send as many messages at once, with the same metadata, to the same rec
 
 All sides run by turns, each for the same time, and medians count. CPU is that of the side's own process. The
 case `long` has no peer: messages come at 1,000/s, each takes the receiver 1 s, and the backlog must not grow.
+In the case `endpoints` three receivers behind one address take what one takes alone, three times.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from app.dev.yard import Yard
 from app.dev.yard.lock_file import KAFKA_VERSION
 from tests.bench.parallel_consumer import VERSION
 from tests.bench.run import MIN_ROUNDS, Progress
-from tests.bench.unary import grpc_aio, java_peers, ours, receiver, sustained
+from tests.bench.unary import grpc_aio, java_peers, ours, receiver, scaling, sustained
 from tests.bench.unary.cases import BROKER, CASES, CREDENTIALS, MEASURED_S, Case, Measured
 from tests.bench.unary.java_peers import JavaPeer
 from tests.bench.unary.rounds import Rounds, by_turns, medians
@@ -41,10 +42,11 @@ EXAMPLES = """\
 examples:
   python -m tests.bench dispatch-unary
   python -m tests.bench dispatch-unary --case instant --peers grpc.aio share-groups
+  python -m tests.bench dispatch-unary --case endpoints
   python -m tests.bench dispatch-unary --case long --long-seconds 300
 """
 OURS = "ours"
-LONG = "long"
+LONG, ENDPOINTS = "long", "endpoints"
 GRPC_AIO, PARALLEL_CONSUMER, SHARE_GROUPS = "grpc.aio", "parallel-consumer", "share-groups"
 PEERS = {
     GRPC_AIO: "bare grpc.aio calls",
@@ -59,7 +61,7 @@ STARTS: Mapping[str, Callable[[str, Path], contextlib.AbstractContextManager[Jav
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Cases, peers, rounds, and the length of the long case."""
-    parser.add_argument("--case", choices=[*CASES, LONG], help="only this one (default: all)")
+    parser.add_argument("--case", choices=[*CASES, ENDPOINTS, LONG], help="only this one (default: all)")
     parser.add_argument(
         "--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER",
         help=f"of: {', '.join(PEERS)} (default: all)",
@@ -106,6 +108,8 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
                 tls = certificates if CASES[name].is_secure else None
                 bench = CaseBench(stage, worker, name, CASES[name], java, tls)
                 rows += _rows(CASES[name], bench.run(options.peers, options.rounds, progress))
+        if options.case in {None, ENDPOINTS}:
+            rows += scaling.measure(stage, worker, options.rounds, progress)
         if options.long_seconds and options.case in {None, LONG}:
             rows += sustained.measure(stage, worker, options.long_seconds, progress)
     setup = {

@@ -50,6 +50,11 @@ class Run:
         times = self._cpu.cpu_times()
         return Mark(time.monotonic(), messages, times.user + times.system)
 
+    def shares(self) -> list[float]:
+        """Each endpoint's part of the answers of the last seconds."""
+        (target,) = http("GET", self._url)[1]["flow"]["receivers"]
+        return [endpoint["share"] for endpoint in target["endpoints"]]
+
     def wait_started(self) -> None:
         """Waits for the first acknowledged message. Raises StageError."""
         wait_until(lambda: self.mark().messages, START_S, self._worker.tail)

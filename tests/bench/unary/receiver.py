@@ -13,12 +13,17 @@ READY_S = 30.0
 
 
 def started(
-    stage: DemoStage, delay_ms: int, latencies: Path | None = None, tls: Certificates | None = None
+    stage: DemoStage,
+    delay_ms: int,
+    latencies: Path | None = None,
+    tls: Certificates | None = None,
+    at_once: int = 0,
 ) -> Process:
     """A receiver whose calls last `delay_ms`; it is built first if it must be.
 
     Args:
         tls: For TLS; None: without.
+        at_once: How many calls it works on at a time; 0: all.
         latencies: The file in which it counts how old messages are (`tests.bench.latency.histogram`).
 
     Raises:
@@ -28,6 +33,7 @@ def started(
     port = free_port()
     name = f"go-receiver-{len(stage.processes)}"
     options = ["--port", str(port), "--bench-delay-ms", str(delay_ms)]
+    options += ["--bench-at-once", str(at_once)]
     options += [] if latencies is None else ["--bench-latencies", str(latencies)]
     options += [] if tls is None else tls.server_options
     process = stage.start(name, [*command("go"), *options], port=port, address=f"127.0.0.1:{port}")
